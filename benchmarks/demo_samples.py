@@ -42,7 +42,7 @@ CODE = (
         "noise.yaml",
         "rows.py",
     ),
-    *("statistics.py", "runs/cpu.py"),
+    *("statistics.py", "cpu.py"),
 )
 """What can change a result: the parts of `qinglan`."""
 KINDS = ("samples", "rl_seeds")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from qinglan.runs.cpu import cpu_env
+from qinglan.cpu import cpu_env
 from qinglan.simulators.domains.query_rewrite.facts import documents, title
 from qinglan.simulators.retriever import Retriever
 

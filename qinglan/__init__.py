@@ -10,9 +10,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`run`, loaded when it is asked for: pandas takes a second, and commands don't need it."""
+    """Load `run` when it is first used."""
     if name != "run":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported here, as pandas takes a second to load, and commands don't need it.
     from qinglan.evaluation.frames import run
 
     return run

@@ -7,16 +7,21 @@ from pathlib import Path
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of its message, else the name of its class."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """The first line of the error's message; the name of its class where that is empty."""
+    lines = str(error).splitlines()
+    if lines and lines[0]:
+        return lines[0]
+    return type(error).__name__
 
 
 class QinglanError(Exception):
-    """What went wrong, where, and what to do about it, in one line, which goes into logs, pages and
-    notifications.
+    """An error that a user can cause or resolve.
 
-    `said` is in the words of a service, model or engine, which may quote a row: for files of rows
-    and the terminal.
+    Its message says in one line what went wrong, where, and what to do about it. It goes into logs,
+    pages and notifications, and so quotes no row.
+
+    `said` is in the words of a service, model or engine, which may quote a row: it is only for
+    files of rows and for the terminal.
     """
 
     def __init__(self, message: str = "", said: str = "") -> None:
@@ -25,9 +30,12 @@ class QinglanError(Exception):
 
     @property
     def in_terminal(self) -> str:
-        """One line, with the last that a process said."""
-        reason = self.said.strip().rpartition("\n")[2].strip().removeprefix("error: ")
-        return first_line(self) + (reason and f"; its last line: {reason}")
+        """The message on one line, with the last line that a process said."""
+        last_line = self.said.strip().rpartition("\n")[2].strip()
+        reason = last_line.removeprefix("error: ")
+        if not reason:
+            return first_line(self)
+        return f"{first_line(self)}; its last line: {reason}"
 
 
 class UnexpectedError(QinglanError):
@@ -60,7 +68,9 @@ class CallError(QinglanError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, said)
-        self.reason, self.transient, self.retry_after_s = reason, transient, retry_after_s
+        self.reason = reason
+        self.transient = transient
+        self.retry_after_s = retry_after_s
 
 
 class TeacherError(CallError):
@@ -76,7 +86,7 @@ class ModelError(CallError):
 
 
 class LedgerError(QinglanError):
-    """The ledger can't be used; `unreachable` if only because its server can't be reached now."""
+    """The ledger can't be used; `unreachable` where its server can't be reached now."""
 
     def __init__(self, message: str, *, unreachable: bool = False) -> None:
         super().__init__(message)

@@ -179,7 +179,7 @@ def test_a_ratios_interval_knows_both_its_sides():
 def test_many_groups_are_resampled_less_often(monkeypatch: pytest.MonkeyPatch):
     values = {f"r{i}": float(i % 3) for i in range(300)}
     whole = mean_ci(values, own_groups(300), resamples=4000)
-    monkeypatch.setattr("qinglan.statistics._DRAWS", 1000)
+    monkeypatch.setattr("qinglan.statistics.bootstrap._MOST_DRAWS", 1000)
     fewer = mean_ci(values, own_groups(300), resamples=4000)
     assert fewer.ci95 != whole.ci95
     assert fewer.ci95 == pytest.approx(whole.ci95, abs=0.03)

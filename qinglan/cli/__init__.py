@@ -1,19 +1,27 @@
 """The `qinglan` command. Flows can as well be run from Prefect's UI or by `prefect deployment run`.
 
 A user's mistake, and what the operating system refuses, ends in one line on stderr and exit status
-2.
+2. Commands import what they need themselves, so that `qinglan --help` is there at once.
 """
 
-import gc
 import sys
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from qinglan.cli import dataset, ledger, release, review
-from qinglan.cli.common import ProfileOption, SetOption, err, explain_os_error, out, say
+from qinglan.cli.common import (
+    ProfileOption,
+    SetOption,
+    err,
+    explain_os_error,
+    out,
+    say,
+    without_garbage_collection,
+)
 from qinglan.cli.init import init
 from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, forget, restore
 from qinglan.cli.serve import canary_app, serve
@@ -34,8 +42,13 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(release.app, name="release")
 app.add_typer(canary_app, name="canary")
+# `qinglan --help` lists them in this order, before those of this file.
 for command in (release.lineage, deploy, serve, init, doctor, clean_up, backup, restore, forget):
     app.command()(command)
+
+_FROM_FLOWS = ("train", "evaluate", "release")
+"""Flows that start from an earlier run."""
+_TRAINING_FLOWS = ("pipeline", "train")
 
 
 @app.command()
@@ -68,63 +81,25 @@ def run(
     from qinglan.ops.up.site import prefect_for
 
     overrides = tuple(set_ or ())
-    if source and flow not in ("train", "evaluate", "release"):
-        raise ConfigError(
-            f"--from goes with train, evaluate and release; {flow} starts from the workbook"
-        )
-    if continue_anyway and flow not in ("pipeline", "train"):
-        raise ConfigError(f"--continue-anyway goes with pipeline and train; {flow} trains nothing")
+    if source and flow not in _FROM_FLOWS:
+        problem = f"{flow} starts from the workbook"
+        raise ConfigError(f"--from goes with train, evaluate and release; {problem}")
+    if continue_anyway and flow not in _TRAINING_FLOWS:
+        problem = f"{flow} trains nothing"
+        raise ConfigError(f"--continue-anyway goes with pipeline and train; {problem}")
     loaded = load_profile(profile, overrides)
     if dry_run:
-        from qinglan.ops.preflight import TRAINER_CHECKS, require
-
-        require(loaded, flow, leave_out=TRAINER_CHECKS)  # its user may have no GPU yet
-        ledger.print_estimate(loaded, flow)
+        _print_costs(loaded, flow)
         return
-    with prefect_for(
-        loaded.paths.state, say
-    ) as wait_for_prefect:  # what follows takes seconds, as its start does
-        gc.disable()  # loading modules makes no garbage, and scanning for it would take a fifth of the time
-        try:
-            from qinglan.ops.preflight import require
-
-            require(loaded, flow)  # the flow does so too, but here a mistake shows before it starts
-            import_module(f"qinglan.flows.{flow}")
-            from httpx import HTTPError  # of Prefect's client
-
-            from qinglan.evaluation.models import Report
-            from qinglan.evaluation.report.terminal import print_table
-            from qinglan.runs.disk_space import explain_full_disk
-            from qinglan.tasks.session import load_ahead
-
-            load_ahead(loaded)
-        finally:
-            gc.enable()
+    with prefect_for(loaded.paths.state, say) as wait_for_prefect:
+        # Loading takes seconds, in which the server starts.
+        with without_garbage_collection():
+            _load_flow(loaded, flow)
         wait_for_prefect()
-        failure: StageError | None = None
-        try:
-            written = _start(flow, profile, overrides, fresh, source, continue_anyway)
-        except StageError as error:
-            if error.report is None:
-                raise
-            written, failure = error.report, error
-        except HTTPError as error:
-            hint = "see whether that of `prefect config view` runs, then give the same command again and it goes on"
-            err.print()  # what Prefect's logs say of it has no line's end
-            with explain_full_disk(flow, loaded):
-                raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
-        except KeyboardInterrupt:
-            say(
-                "stopped; give the same command again and it goes on: answers that were paid for are kept",
-                err,
-            )
-            raise
-        report = Report.read(written)
-    out.print()
-    out.print(print_table(report))
-    out.print(
-        f"Report: {(loaded.paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True
-    )
+        report_file, failure = _run_flow(
+            loaded, flow, profile, overrides, fresh, source, continue_anyway
+        )
+    _print_report(loaded, report_file)
     if failure and report_suffices:
         say(f"Ended early: {first_line(failure)}", style="yellow")
     elif failure:
@@ -154,15 +129,15 @@ def show(
 
     loaded = load_profile(profile or "embedded", set_ or ())
     directory = _find_run(loaded, run_name, of_profile=profile is not None)
-    reported = (directory / REPORT_FILE).exists()
-    if reported:
+    has_report = (directory / REPORT_FILE).exists()
+    if has_report:
         report = Report.read(directory / REPORT_FILE)
         out.print(print_intervals(report) if intervals else print_table(report))
         out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
         if not ended_early(directory):
             return
     status = status_of(directory, loaded)
-    if not reported and status.stages:
+    if not has_report and status.stages:
         out.print(stages_table(status.stages))
     for line in status.rest:
         say(line)
@@ -178,8 +153,6 @@ def prompts(
     row: Annotated[int, typer.Option(min=1, help="Which of the workbook's questions.")] = 1,
 ) -> None:
     """Print what student, teacher and judge are asked about a question; nothing is sent."""
-    from itertools import islice
-
     from qinglan.ops.estimate import questions_of
     from qinglan.recipes import get_recipe
     from qinglan.recipes.prompts import prompts_about
@@ -187,13 +160,11 @@ def prompts(
     loaded = load_profile(profile, set_ or ())
     recipe = get_recipe(loaded.recipe)
     with questions_of(loaded) as rows:
-        if (
-            chosen := next(
-                islice((each for each in rows if each.status == "ok"), row - 1, None), None
-            )
-        ) is None:
-            raise ConfigError(f"--row {row}: the workbook has fewer questions")
-    for role, messages in prompts_about(chosen, recipe, loaded).items():
+        usable_rows = (question for question in rows if question.status == "ok")
+        chosen_row = next(islice(usable_rows, row - 1, None), None)
+    if chosen_row is None:
+        raise ConfigError(f"--row {row}: the workbook has fewer questions")
+    for role, messages in prompts_about(chosen_row, recipe, loaded).items():
         for message in messages:
             say(f"{role}, {message['role']}", style="bold")
             say(message["content"] + "\n")
@@ -213,12 +184,13 @@ def up(
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
     from qinglan.ops.up.serve import serve_site
 
-    serve_site(
-        load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port
-    )
+    loaded = load_profile(profile, set_ or ())
+    serve_site(loaded, say, prefect_port=prefect_port, mlflow_port=mlflow_port)
 
 
 def main() -> None:
+    """The entry point of the command."""
+    # Whatever a command writes may hold people's questions.
     close_to_others()
     try:
         app()
@@ -230,6 +202,65 @@ def main() -> None:
         sys.exit(2)
 
 
+def _print_costs(profile: Profile, flow: FlowName) -> None:
+    """Check what a flow needs but a GPU, which its user may not have yet; print its estimate."""
+    from qinglan.ops.preflight import TRAINER_CHECKS, require
+
+    require(profile, flow, leave_out=TRAINER_CHECKS)
+    ledger.print_estimate(profile, flow)
+
+
+def _load_flow(profile: Profile, flow: FlowName) -> None:
+    """Check what a flow needs, and load everything that its run will use."""
+    from qinglan.ops.preflight import require
+
+    # The flow does so too, but here a mistake shows before it starts.
+    require(profile, flow)
+    import_module(f"qinglan.flows.{flow}")
+    from qinglan.tasks.session import load_ahead
+
+    load_ahead(profile)
+
+
+def _run_flow(
+    loaded: Profile,
+    flow: FlowName,
+    profile: str,
+    overrides: tuple[str, ...],
+    fresh: bool,
+    source: str | None,
+    continue_anyway: bool,
+) -> tuple[Path, StageError | None]:
+    """Run a flow; the file of its report, and the error after which it ended early, if it did."""
+    # Prefect's client raises errors of httpx, which is slow to import.
+    from httpx import HTTPError
+
+    from qinglan.runs.disk_space import explain_full_disk
+
+    try:
+        return _start(flow, profile, overrides, fresh, source, continue_anyway), None
+    except StageError as error:
+        if error.report is None:
+            raise
+        return error.report, error
+    except HTTPError as error:
+        # What Prefect's logs say of it has no line's end.
+        err.print()
+        hint = (
+            "see whether that of `prefect config view` runs, "
+            "then give the same command again and it goes on"
+        )
+        with explain_full_disk(flow, loaded):
+            raise StageError(f"Prefect's server does not answer: {error}; {hint}") from error
+    except KeyboardInterrupt:
+        say(
+            "stopped; give the same command again and it goes on: "
+            "answers that were paid for are kept",
+            err,
+        )
+        raise
+
+
 def _start(
     flow: FlowName,
     profile: str,
@@ -238,34 +269,50 @@ def _start(
     source: str | None,
     continue_anyway: bool,
 ) -> Path:
-    start = getattr(
-        import_module(f"qinglan.flows.{flow}"), flow
-    )  # Prefect reads its settings when it is imported
+    """Start a flow in this process; the file of its report."""
+    # Prefect reads its settings when it is imported.
+    start = getattr(import_module(f"qinglan.flows.{flow}"), flow)
     from qinglan.tasks.session import send_what_is_queued, unless_skipped
 
-    options: dict[str, Any] = (
-        {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
-    )
-    options |= {"continue_anyway": True} if continue_anyway else {}
+    options: dict[str, Any] = {}
+    if flow in _FROM_FLOWS:
+        options["source"] = source or ""
+    if continue_anyway:
+        options["continue_anyway"] = True
     try:
-        return unless_skipped(
-            start(profile, overrides=overrides, fresh=fresh, return_state=True, **options)
-        )
+        state = start(profile, overrides=overrides, fresh=fresh, return_state=True, **options)
+        return unless_skipped(state)
     except UnexpectedError as error:
         raise error.__cause__ or error from None
     finally:
         send_what_is_queued()
 
 
+def _print_report(profile: Profile, report_file: Path) -> None:
+    from qinglan.evaluation.models import Report
+    from qinglan.evaluation.report.terminal import print_table
+
+    report = Report.read(report_file)
+    page = (profile.paths.runs / report.run_id / "report.html").resolve()
+    out.print()
+    out.print(print_table(report))
+    out.print(f"Report: {page}", soft_wrap=True)
+
+
 def _find_run(profile: Profile, name: str, *, of_profile: bool) -> Path:
-    """`latest` is the run that was started or continued last; of a profile the same, else its
-    newest run."""
+    """The folder of a run; `latest` is the one that was started or continued last.
+
+    With `of_profile` that holds where it is a run of the profile, else `latest` is the newest of
+    its runs.
+    """
     from qinglan.runs.run import find_run, runs_of
 
     runs = profile.paths.runs
     if name != "latest" or not of_profile:
         return find_run(runs, name)
-    if not (mine := [directory.resolve() for directory in runs_of(runs, profile.name)]):
+    own_runs = [directory.resolve() for directory in runs_of(runs, profile.name)]
+    if not own_runs:
         hint = "start one, or leave out --profile for the last one of any"
         raise ConfigError(f"run `latest`: profile {profile.name} has no run under {runs}; {hint}")
-    return last if (last := (runs / "latest").resolve()) in mine else mine[0]
+    last_run = (runs / "latest").resolve()
+    return last_run if last_run in own_runs else own_runs[0]

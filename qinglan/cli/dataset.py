@@ -1,6 +1,6 @@
-"""`qinglan dataset`: a tenant's dataset versions, what changed between two; workbooks of public
-data."""
+"""`qinglan dataset`: a tenant's dataset versions and how two differ; workbooks of public data."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,10 +13,10 @@ from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import NONE, count, number, one_line, usd, without_controls
 
-if (
-    TYPE_CHECKING
-):  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.data.versions import Version
+# Each costs much of a second to import, which --help and other commands need not wait for.
+if TYPE_CHECKING:
+    from qinglan.data.versions import RowChange, Version
+    from qinglan.rows import Retrieved, Row
 
 app = typer.Typer(no_args_is_help=True, help="Dataset versions, and workbooks of public data.")
 _VERSION_HELP = "A version's id, a unique prefix, or `latest`."
@@ -28,30 +28,24 @@ def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -
     from qinglan.data.versions import last_training, tenant_folder, versions_of
 
     loaded = load_profile(profile, set_ or ())
-    versions, trained = versions_of(loaded), last_training(loaded)
+    versions = versions_of(loaded)
+    training = last_training(loaded)
     if not versions:
-        raise ConfigError(
-            f"{tenant_folder(loaded)}: no dataset version yet; run `qinglan run refresh` first"
-        )
-    table = Table(
-        "version",
-        "created (UTC)",
-        "parent",
-        "rows",
-        "ok",
-        "train",
-        "drift",
-        box=None,
-        pad_edge=False,
-    )
+        hint = "run `qinglan run refresh` first"
+        raise ConfigError(f"{tenant_folder(loaded)}: no dataset version yet; {hint}")
+    headings = ("version", "created (UTC)", "parent", "rows", "ok", "train", "drift")
+    table = Table(*headings, box=None, pad_edge=False)
     for version in versions:
-        drift = "" if version.drift is None else "; ".join(version.drift.warnings) or "none"
-        mark = " (trained)" if trained and trained.version == version.id else ""
+        is_trained = training is not None and training.version == version.id
+        counts = [count(version.counts.get(name)) for name in ("rows", "ok", "train_ok")]
+        drift = ""
+        if version.drift is not None:
+            drift = "; ".join(version.drift.warnings) or "none"
         table.add_row(
-            version.id + mark,
+            f"{version.id} (trained)" if is_trained else version.id,
             version.created[:16].replace("T", " "),
             version.parent or NONE,
-            *(count(version.counts.get(name)) for name in ("rows", "ok", "train_ok")),
+            *counts,
             drift,
         )
     out.print(table)
@@ -71,12 +65,13 @@ def show(
 
     from qinglan.data.versions import CARD, find_version
 
-    found = find_version(load_profile(profile, set_ or ()), version)
+    dataset = find_version(load_profile(profile, set_ or ()), version)
     if row is not None:
-        out.print(_lineage(found, row))
+        out.print(_lineage(dataset, row))
         return
-    out.print(Markdown(without_controls((found.directory / CARD).read_text(encoding="utf-8"))))
-    say(f"Files: {found.directory}")
+    card = (dataset.directory / CARD).read_text(encoding="utf-8")
+    out.print(Markdown(without_controls(card)))
+    say(f"Files: {dataset.directory}")
 
 
 @app.command("diff")
@@ -94,32 +89,22 @@ def show_diff(
     loaded = load_profile(profile, set_ or ())
     new = find_version(loaded, b)
     if a is None and not new.parent:
-        raise ConfigError(
-            f"dataset version {new.id}: is the tenant's first, so there is none to compare it with"
-        )
+        problem = "is the tenant's first, so there is none to compare it with"
+        raise ConfigError(f"dataset version {new.id}: {problem}")
     old = find_version(loaded, a or new.parent)
-    found = diff(old, new)
-    changes = f"{count(found.added)} rows added, {count(found.removed)} removed, {count(found.changed)} changed"
-    say(f"{found.a} → {found.b}: {changes}, {count(found.unchanged)} as they were")
-    for what, n in found.what.items():
-        say(f"  {what}: {count(n)}")
-    if not found.examples:
-        return
-    ids = {change.row_id for change in found.examples}
-    rows = find_rows(old, ids) | find_rows(new, ids)
-    table = Table(box=None, pad_edge=False)
-    for head in ("", "row", "source", "question", "rewrite", "what"):
-        longest = 19 if head == "what" else None  # worse_than_original
-        table.add_column(
-            head, no_wrap=head in ("", "row", "source"), overflow="fold", min_width=longest
-        )
-    for change in found.examples:
-        row = rows[change.row_id]
-        verdict = ", ".join(change.what) or row.reason or f"ok, {row.split}"
-        cells = (change.kind, change.row_id, row.source, row.query, row.target or NONE, verdict)
-        lines = map(one_line, cells)
-        table.add_row(*(Text(line if len(line) <= 40 else f"{line[:39]}…") for line in lines))
-    out.print(table)
+    difference = diff(old, new)
+    counts = (
+        f"{count(difference.added)} rows added, {count(difference.removed)} removed, "
+        f"{count(difference.changed)} changed, {count(difference.unchanged)} as they were"
+    )
+    say(f"{difference.a} → {difference.b}: {counts}")
+    for field, number_of_rows in difference.what.items():
+        say(f"  {field}: {count(number_of_rows)}")
+    if difference.examples:
+        ids = {change.row_id for change in difference.examples}
+        # A changed row is shown as the new version has it.
+        rows = find_rows(old, ids) | find_rows(new, ids)
+        out.print(_changes_table(difference.examples, rows))
 
 
 @app.command("import")
@@ -130,14 +115,12 @@ def import_file(
     ],
     workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")],
 ) -> None:
-    """Write a workbook for answer_judge (flashrag) or medical (medical-r1) from rows in a public
-    layout."""
+    """Write a workbook for answer_judge (flashrag) or medical (medical-r1) from public data."""
     from qinglan.data.public_layouts import import_rows
 
     lines, rows, left_out = import_rows(layout, file, workbook, lambda line: say(line, err))
-    say(
-        f"{workbook}: {count(lines)} lines of {count(rows)} rows; {count(left_out)} rows were left out"
-    )
+    counts = f"{count(lines)} lines of {count(rows)} rows; {count(left_out)} rows were left out"
+    say(f"{workbook}: {counts}")
 
 
 @app.command("judge-pairs")
@@ -149,29 +132,51 @@ def write_judge_pairs(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Write a workbook for passage_judge: what a run's RL found, and what its judge said of it;
-    nothing is asked."""
+    """Write a workbook for passage_judge: what a run's RL found, and what its judge said of it.
+
+    Nothing is asked.
+    """
     from qinglan.evaluation.judge_pairs import write_pairs
 
-    name, kinds = write_pairs(load_profile(profile, set_ or ()), run, workbook)
-    say(
-        f"{workbook}: passages of run {name}: {', '.join(f'{count(n)} {what}' for what, n in kinds.items())}"
-    )
+    name, counts = write_pairs(load_profile(profile, set_ or ()), run, workbook)
+    passages = ", ".join(f"{count(n)} {kind}" for kind, n in counts.items())
+    say(f"{workbook}: passages of run {name}: {passages}")
+
+
+def _changes_table(changes: "Sequence[RowChange]", rows: "dict[str, Row]") -> Table:
+    """The changed rows, with cells that are cut to 40 characters."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "row", "source"):
+        table.add_column(heading, no_wrap=True, overflow="fold")
+    for heading in ("question", "rewrite"):
+        table.add_column(heading, overflow="fold")
+    # As wide as the reason worse_than_original.
+    table.add_column("what", overflow="fold", min_width=19)
+    for change in changes:
+        row = rows[change.row_id]
+        verdict = ", ".join(change.what) or row.reason or f"ok, {row.split}"
+        cells = (change.kind, change.row_id, row.source, row.query, row.target or NONE, verdict)
+        table.add_row(*map(_short_cell, cells))
+    return table
+
+
+def _short_cell(text: str) -> Text:
+    line = one_line(text)
+    return Text(line if len(line) <= 40 else f"{line[:39]}…")
 
 
 def _lineage(version: "Version", row_id: str) -> Table:
+    """A table of facts: the source of one row, and what became of it."""
     from qinglan.data.versions import INDEX, find_rows
     from qinglan.rows import top1_of
 
-    if (row := find_rows(version, {row_id}).get(row_id)) is None:
+    row = find_rows(version, {row_id}).get(row_id)
+    if row is None:
         index = version.directory / INDEX
-        raise ConfigError(
-            f"dataset version {version.id}: has no row `{row_id}`; ids are in {index}"
-        )
-    ranks = [  # a dash where nothing is to be found
-        str(found.rank(row.gold_id) or "missed") if found and row.gold_id is not None else NONE
-        for found in (row.original_retrieved, row.answer_retrieved)
-    ]
+        problem = f"has no row `{row_id}`; ids are in {index}"
+        raise ConfigError(f"dataset version {version.id}: {problem}")
+    ranks = [_rank(row, passages) for passages in (row.original_retrieved, row.answer_retrieved)]
+    scores = [number(top1_of(row.original_retrieved)), number(top1_of(row.answer_retrieved))]
     facts = {
         "row": row.id,
         "source": row.source,
@@ -186,9 +191,16 @@ def _lineage(version: "Version", row_id: str) -> Table:
         "verdict": f"failed: {row.reason}" if row.status == "failed" else "ok",
         "review": row.review or NONE,
         "split": row.split or NONE,
-        "top-1 score": f"{number(top1_of(row.original_retrieved))} → {number(top1_of(row.answer_retrieved))}",
+        "top-1 score": " → ".join(scores),
         "gold document's rank": " → ".join(ranks),
         "judge": number(row.judge_score, 2),
         "run": version.run_id,
     }
     return facts_table(facts.items())
+
+
+def _rank(row: "Row", retrieved: "Retrieved | None") -> str:
+    """The gold document's rank among retrieved passages; a dash where there is nothing to find."""
+    if not retrieved or row.gold_id is None:
+        return NONE
+    return str(retrieved.rank(row.gold_id) or "missed")

@@ -1,12 +1,11 @@
-"""`qinglan doctor`, `deploy`, `clean-up`, `backup`, `restore` and `forget`: the maintenance of a
-site."""
+"""Maintenance of a site: `qinglan doctor`, `deploy`, `clean-up`, `backup`, `restore`, `forget`."""
 
 import re
 import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +14,11 @@ from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError, StageError
 from qinglan.rows import normalise
 from qinglan.text import size
+
+# They take much of a second to import.
+if TYPE_CHECKING:
+    from qinglan.ops.checks import Check
+    from qinglan.ops.forget import Forgotten
 
 _MARKS = {"problem": "[red]✗[/red]", "note": "[yellow]![/yellow]", "fine": "[green]✓[/green]"}
 
@@ -32,30 +36,43 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check machine, files, keys, services and devices before anything is spent; takes under 30
-    s."""
+    """Check machine, files, keys, services and devices before anything is spent, in under 30 s."""
     from qinglan.ops.doctor import examine
 
-    found: list[dict[str, Any]] = []
-    for group, check, seconds in examine(
-        load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys
-    ):
-        status = "problem" if check.problem else "note" if check.note else "fine"
+    loaded = load_profile(profile, set_ or ())
+    findings: list[dict[str, Any]] = []
+    last_group = None
+    # Said one by one: the slowest check takes half a minute.
+    for group, check, seconds in examine(loaded, flow, may_pay=paid_probe, deploys=deploys):
+        status = _status_of(check)
         if not as_json:
-            if not found or found[-1]["group"] != group:
+            if group != last_group:
                 out.print(f"[bold]{group}[/bold]", highlight=False)
             out.print(_MARKS[status], end=" ", highlight=False)
-            text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
-            say(text if text.startswith(check.name) else f"{check.name}: {text}")
-        found.append(
+            say(_line_about(check))
+        last_group = group
+        findings.append(
             {"group": group, **asdict(check), "status": status, "seconds": round(seconds, 2)}
         )
-    problems = sum(finding["status"] == "problem" for finding in found)
+    problems = sum(finding["status"] == "problem" for finding in findings)
     if as_json:
-        data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": found}
+        data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": findings}
         out.print_json(data=data, ensure_ascii=False, highlight=False)
     if problems:
         raise ConfigError(f"{problems} of the checks failed")
+
+
+def _status_of(check: "Check") -> str:
+    """The key of a check's result in `_MARKS`."""
+    if check.problem:
+        return "problem"
+    return "note" if check.note else "fine"
+
+
+def _line_about(check: "Check") -> str:
+    """The result of a check, with its name in front."""
+    text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
+    return text if text.startswith(check.name) else f"{check.name}: {text}"
 
 
 def deploy(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
@@ -70,14 +87,13 @@ def clean_up(
     set_: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
-    """Remove old runs, checkpoints, flow runs and logs of a profile; what a registered model needs
-    stays."""
+    """Remove old runs, checkpoints, flow runs and logs; what a registered model needs stays."""
     from qinglan.ops import cleanup
 
     cleaned = cleanup.clean_up(load_profile(profile, set_ or ()), dry_run=dry_run, say=say)
-    for kept in cleaned.kept:
-        if dry_run:
-            say(f"stays: {kept.line}")
+    if dry_run:
+        for decision in cleaned.kept:
+            say(f"stays: {decision.line}")
     say(cleaned.sentence)
     if cleaned.notes:
         raise StageError(f"clean-up: {len(cleaned.notes)} not done: {cleaned.notes[0]}")
@@ -93,18 +109,18 @@ def backup(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs, while the site
-    works."""
+    """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs of a live site."""
     from qinglan.ops.backup.making import make_backup
 
-    made = make_backup(load_profile(profile, set_ or ()), folder, say, runs=runs)
-    for reason, count in Counter(each.reason for each in made.left_out).most_common():
-        say(f"left out: {count:,} × {reason}")
-    for what in made.elsewhere:
-        say(f"not in it: {what}")
+    description = make_backup(load_profile(profile, set_ or ()), folder, say, runs=runs)
+    reasons = Counter(path.reason for path in description.left_out)
+    for reason, number_of_paths in reasons.most_common():
+        say(f"left out: {number_of_paths:,} × {reason}")
+    for store in description.elsewhere:
+        say(f"not in it: {store}")
     if not runs:
         say("not in it: the runs, as --no-runs says")
-    files = f"{len(made.entries):,} files, {size(made.bytes)}"
+    files = f"{len(description.entries):,} files, {size(description.bytes)}"
     say(f"{folder.expanduser().resolve()}: {files}; keep it as confidential as the site itself")
 
 
@@ -120,8 +136,8 @@ def restore(
     from qinglan.ops.backup.restoring import restore_backup
 
     restored = restore_backup(load_profile(profile, set_ or ()), folder, say, replace=replace)
-    for what in restored.elsewhere:
-        say(f"restore it yourself: {what}")
+    for store in restored.elsewhere:
+        say(f"restore it yourself: {store}")
     files = f"{len(restored.entries):,} files, {size(restored.bytes)}"
     say(f"restored {files} of {restored.made_at:%Y-%m-%d %H:%M} UTC, Qinglan {restored.qinglan}")
 
@@ -138,39 +154,40 @@ def forget(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Remove people's rows from everything that the site keeps, for good, and let none of them come
-    back."""
+    """Remove people's rows from all that the site keeps, for good, and let none come back."""
     from qinglan.data.sources.files import encoding_of
     from qinglan.ops import forget as forgetting
 
-    rows = row or []
-    if wrong := [each for each in rows if not re.fullmatch("[0-9a-f]{16}", each)]:
-        raise ConfigError(
-            f"--row {wrong[0]!r}: is no row's id; rows.jsonl and the column 行编号 of rows.xlsx have it"
-        )
+    row_ids = row or []
+    for row_id in row_ids:
+        if not re.fullmatch("[0-9a-f]{16}", row_id):
+            hint = "rows.jsonl and the column 行编号 of rows.xlsx have it"
+            raise ConfigError(f"--row {row_id!r}: is no row's id; {hint}")
     questions = text_file.read_text(encoding_of(text_file)).split("\n") if text_file else []
-    if not (rows or any(map(normalise, questions))):
+    if not (row_ids or any(map(normalise, questions))):
         raise ConfigError("forget: nothing is named; give --row ID or --text-file FILE")
     loaded = load_profile(profile, set_ or ())
-
-    def show(found: forgetting.Forgotten) -> None:
-        table = figures_table(["store", "removed"], ["count"])
-        for (store, what), removed in found.removed.items():
-            table.add_row(store, what, f"{removed:,}")
-        out.print(table)
-        say("Outside our reach:")
-        for line in found.outside:
-            say(f"  {line}")
-
+    # Nothing brings back what is removed, so users see first what that would be.
     if dry_run or not yes:
-        show(forgetting.forget(loaded, rows, questions, say, dry_run=True))
+        _print_forgotten(forgetting.forget(loaded, row_ids, questions, say, dry_run=True))
         if dry_run:
             return
         if not sys.stdin.isatty():
-            raise ConfigError(
-                "forget: nothing was removed; give --yes, as there is no terminal to ask at"
-            )
+            hint = "give --yes, as there is no terminal to ask at"
+            raise ConfigError(f"forget: nothing was removed; {hint}")
         typer.confirm("Remove this for good?", abort=True)
-    show(done := forgetting.forget(loaded, rows, questions, say))
-    if done.notes:
-        raise StageError(f"forget: {len(done.notes)} not done: {done.notes[0]}")
+    forgotten = forgetting.forget(loaded, row_ids, questions, say)
+    _print_forgotten(forgotten)
+    if forgotten.notes:
+        raise StageError(f"forget: {len(forgotten.notes)} not done: {forgotten.notes[0]}")
+
+
+def _print_forgotten(forgotten: "Forgotten") -> None:
+    """Print what was removed, or would be, from which store, and what lies outside our reach."""
+    table = figures_table(["store", "removed"], ["count"])
+    for (store, kind), removed in forgotten.removed.items():
+        table.add_row(store, kind, f"{removed:,}")
+    out.print(table)
+    say("Outside our reach:")
+    for line in forgotten.outside:
+        say(f"  {line}")

@@ -1,8 +1,8 @@
 """`qinglan review`: export a sample of answers for reviewers, and import their verdicts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.table import Table
@@ -12,6 +12,10 @@ from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
 from qinglan.text import NONE, one_line
+
+# It takes much of a second to import.
+if TYPE_CHECKING:
+    from qinglan.data.review.workbook import ControlResult
 
 app = typer.Typer(
     no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts."
@@ -35,14 +39,14 @@ def export_workbook(
     """Write a workbook of rows for reviewers: the risky ones, and some at random."""
     from qinglan.data.review.export import export_reviews
 
-    done = export_reviews(load_profile(profile, set_ or ()), run, workbook, rows, again=again)
-    say(f"{workbook}: {done.rows:,} rows of run {done.run} ({done.stage})")
-    for title, count in done.strata.items():
+    export = export_reviews(load_profile(profile, set_ or ()), run, workbook, rows, again=again)
+    say(f"{workbook}: {export.rows:,} rows of run {export.run} ({export.stage})")
+    for title, count in export.strata.items():
         say(f"  {title} {count:,}")
-    if done.reviewed:
-        say(f"left out: {done.reviewed:,} rows that are reviewed (--again takes them too)")
-    if done.unfaithful:
-        say(f"left out: {done.unfaithful:,} rows whose text a cell can't hold as it is")
+    if export.reviewed:
+        say(f"left out: {export.reviewed:,} rows that are reviewed (--again takes them too)")
+    if export.unfaithful:
+        say(f"left out: {export.unfaithful:,} rows whose text a cell can't hold as it is")
 
 
 @app.command("import")
@@ -57,30 +61,40 @@ def import_workbook(
 
     loaded = load_profile(profile, set_ or ())
     sheet = read_sheet(file, loaded)
+    # All or nothing, so that the corrected workbook can be imported as a whole.
     if sheet.problems:
         for line in sheet.problems[:_SHOWN_PROBLEMS]:
             say(line, err)
-        more = len(sheet.problems) - _SHOWN_PROBLEMS
-        shown = f"{len(sheet.problems)} cells to correct" + (
-            f", {more} of them not shown" if more > 0 else ""
-        )
-        raise WorkbookError(f"{file}: {shown}; nothing was imported")
+        hidden = len(sheet.problems) - _SHOWN_PROBLEMS
+        cells = f"{len(sheet.problems)} cells to correct"
+        if hidden > 0:
+            cells += f", {hidden} of them not shown"
+        raise WorkbookError(f"{file}: {cells}; nothing was imported")
     added = add_reviews(loaded, sheet.reviews)
-    n = Counter(review.verdict for review in sheet.reviews)
-    counts = f"{n['accept']:,} accepted, {n['reject']:,} rejected, {n['correct']:,} corrected"
-    say(f"{file}: {counts}; {sheet.without_verdict:,} rows without a verdict")
+    counts = Counter(review.verdict for review in sheet.reviews)
+    verdicts = (
+        f"{counts['accept']:,} accepted, {counts['reject']:,} rejected, "
+        f"{counts['correct']:,} corrected"
+    )
+    say(f"{file}: {verdicts}; {sheet.without_verdict:,} rows without a verdict")
     if sheet.lone_comments:
         say(f"not kept: {sheet.lone_comments:,} comments on rows without a verdict")
-    counts = f"{len(added.new):,} new, {added.replaced:,} of them against an earlier verdict"
-    say(f"{store_path(loaded)}: {counts}; {added.unchanged:,} unchanged")
-    control = sheet.control
-    if control.reviewed:
-        low, high = control.interval
-        silent = control.rows - control.reviewed
-        bias = f"; {silent:,} control rows have no verdict, which may bias it" if silent else ""
-        wrong = f"{control.wrong:,} of {control.reviewed:,} control rows rejected or corrected"
-        rate = f"{control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%)"
-        say(f"error rate of the rows that teach: {wrong} = {rate}{bias}")
+    new = f"{len(added.new):,} new, {added.replaced:,} of them against an earlier verdict"
+    say(f"{store_path(loaded)}: {new}; {added.unchanged:,} unchanged")
+    if sheet.control.reviewed:
+        _say_error_rate(sheet.control)
+
+
+def _say_error_rate(control: "ControlResult") -> None:
+    """Say how often reviewers found the rows wrong that were drawn at random."""
+    low, high = control.interval
+    without_verdict = control.rows - control.reviewed
+    bias = ""
+    if without_verdict:
+        bias = f"; {without_verdict:,} control rows have no verdict, which may bias it"
+    wrong = f"{control.wrong:,} of {control.reviewed:,} control rows rejected or corrected"
+    rate = f"{control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%)"
+    say(f"error rate of the rows that teach: {wrong} = {rate}{bias}")
 
 
 @app.command("reasons")
@@ -98,39 +112,38 @@ def show_reasons(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Group what the judge said about weak answers, and propose rules and red-team cases; nothing
-    is asked or set."""
+    """Group what the judge said about weak answers, and propose rules and red-team cases.
+
+    Nothing is asked or set.
+    """
     from qinglan.evaluation.judge_reasons import group_reasons, proposed_cases, proposed_rules
 
     loaded = load_profile(profile, set_ or ())
     name, groups = group_reasons(loaded, run, rows, below)
     if not groups:
-        say(
-            f"run {name}: the ledger has no reason of the judge about an answer that scored below {below:g}"
-        )
+        answers = f"an answer that scored below {below:g}"
+        say(f"run {name}: the ledger has no reason of the judge about {answers}")
         return
     table = Table("Rows", "Judge", "Reason", "For example")
     for group in groups:
-        worst = group.rows[0]
-        example = f"{one_line(worst.query)} → {one_line(worst.answer or '')}"
-        table.add_row(
-            f"{len(group.rows):,}", f"{worst.judge_score:g}", *map(Text, (group.reason, example))
-        )
+        worst_row = group.rows[0]
+        example = f"{one_line(worst_row.query)} → {one_line(worst_row.answer or '')}"
+        score = f"{worst_row.judge_score:g}"
+        table.add_row(f"{len(group.rows):,}", score, Text(group.reason), Text(example))
     out.print(table)
     say("Put into the profile what holds; until then the judge's words change nothing:\n")
     say(proposed_rules(groups))
     if cases:
-        proposed = proposed_cases(groups, loaded)
+        proposals = proposed_cases(groups, loaded)
         with cases.open("x", encoding="utf-8") as file:
-            file.writelines(f"{case.model_dump_json(exclude_defaults=True)}\n" for case in proposed)
-        general = sum(case.checks.gold_in_top3 is None for case in proposed)
-        hint = (
-            f"{general} take any good text, so write there what to check, such as keeps_any; "
-            * bool(general)
-        )
-        say(
-            f"{cases}: {len(proposed)} cases; {hint}delete what is none, then name the file as evaluate.red_team"
-        )
+            for case in proposals:
+                file.write(f"{case.model_dump_json(exclude_defaults=True)}\n")
+        general = sum(case.checks.gold_in_top3 is None for case in proposals)
+        hint = "delete what is none, then name the file as evaluate.red_team"
+        if general:
+            to_do = "write there what to check, such as keeps_any"
+            hint = f"{general} take any good text, so {to_do}; {hint}"
+        say(f"{cases}: {len(proposals)} cases; {hint}")
 
 
 @app.command("list")
@@ -148,26 +161,21 @@ def list_reviews(
     loaded = load_profile(profile, set_ or ())
     table = Table("Tenant", "Reviewer", "Accepted", "Rejected", "Corrected", "Last import")
     for path in sorted(store_path(loaded).parent.glob("*.jsonl")):
-        current = list(Reviews(read_store(path)).by_row.values())
-        for reviewer in sorted({review.reviewer for review in current}):
-            mine = [review for review in current if review.reviewer == reviewer]
-            counts = Counter(review.verdict for review in mine)
-            numbers = (f"{counts[verdict]:,}" for verdict in get_args(ReviewVerdict))
-            who = (
-                Text(mine[0].tenant),
-                Text(one_line(reviewer) or NONE),
-            )  # a cell's text may look like markup
-            table.add_row(*who, *numbers, max(review.imported_at for review in mine))
+        reviews_by_reviewer = defaultdict(list)
+        for review in Reviews(read_store(path)).by_row.values():
+            reviews_by_reviewer[review.reviewer].append(review)
+        for reviewer, reviews in sorted(reviews_by_reviewer.items()):
+            counts = Counter(review.verdict for review in reviews)
+            numbers = [f"{counts[verdict]:,}" for verdict in get_args(ReviewVerdict)]
+            # A cell's text may look like markup.
+            names = (Text(reviews[0].tenant), Text(one_line(reviewer) or NONE))
+            table.add_row(*names, *numbers, max(review.imported_at for review in reviews))
     if not table.rows:
         say(f"no reviews under {store_path(loaded).parent}; start with `qinglan review export`")
         return
     out.print(table)
     if run:
-        found = count_verdicts(loaded, run)
-        changed, absent = (
-            f"{found.changed:,} no longer (another answer)",
-            f"{found.absent:,} are of rows",
-        )
-        say(
-            f"run {found.run}: {found.hold:,} verdicts hold, {changed}, {absent} that it does not have"
-        )
+        counted = count_verdicts(loaded, run)
+        changed = f"{counted.changed:,} no longer (another answer)"
+        absent = f"{counted.absent:,} are of rows that it does not have"
+        say(f"run {counted.run}: {counted.hold:,} verdicts hold, {changed}, {absent}")

@@ -1,7 +1,6 @@
-"""`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for
-another model."""
+"""`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of it for another."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +8,10 @@ from qinglan.cli.common import ProfileOption, SetOption, forced, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import latency
+
+# It takes a second to import.
+if TYPE_CHECKING:
+    from qinglan.serving.canary_observer import CanaryState
 
 canary_app = typer.Typer(
     no_args_is_help=True, help="Try a released model on a share of the live traffic."
@@ -49,7 +52,8 @@ def serve(
 
     overrides = tuple(set_ or ())
     if (question or if_released) and not check:
-        raise ConfigError(f"{'--question' if question else '--if-released'} goes with --check")
+        option = "--question" if question else "--if-released"
+        raise ConfigError(f"{option} goes with --check")
     if if_released and "champion" not in registry_of(load_profile(profile, overrides)).aliases():
         say("No model is released, so none is asked a question.")
     elif check:
@@ -75,23 +79,25 @@ def start(
     from qinglan.serving.site import CanaryShare, archive_verdict, serving_folder, share_of
 
     loaded = load_profile(profile, set_ or ())
-    folder, registry = serving_folder(loaded), registry_of(loaded)
-    before, pending = registry.aliases().get("challenger"), read_verdict(folder)
-    begins = before != version or (pending is not None and pending.challenger == version)
-    if begins:  # do what a site that has just seen its verdict, or was stopped, has not done yet
-        if pending and pending.challenger == before:
-            registry.withdraw_challenger(f"canary {pending.summary}", before)
+    folder = serving_folder(loaded)
+    registry = registry_of(loaded)
+    last_challenger = registry.aliases().get("challenger")
+    verdict = read_verdict(folder)
+    is_judged = verdict is not None and verdict.challenger == version
+    is_new_canary = last_challenger != version or is_judged
+    if is_new_canary:
+        # A site that has just seen its verdict, or was stopped, has not done this yet.
+        if verdict and verdict.challenger == last_challenger:
+            registry.withdraw_challenger(f"canary {verdict.summary}", last_challenger)
         archive_verdict(folder)
     released = registry.challenge(version, force_reason=forced(force, reason))
-    if begins:
-        (folder / STATE_FILE).unlink(
-            missing_ok=True
-        )  # else its counts from before the site was stopped would go on
+    if is_new_canary:
+        # Else its counts from before the site was stopped would go on.
+        (folder / STATE_FILE).unlink(missing_ok=True)
     if share is not None:
         CanaryShare(version=version, share=share).write(folder)
-    say(
-        f"{released.name} {version}: challenger, {share_of(loaded, folder, version):.0%} of the requests"
-    )
+    requests = f"{share_of(loaded, folder, version):.0%} of the requests"
+    say(f"{released.name} {version}: challenger, {requests}")
     say("it ends by itself; see `qinglan canary status`")
 
 
@@ -99,37 +105,42 @@ def start(
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """Show the canary's figures, or how the last one ended."""
     from qinglan.registry import registry_of
-    from qinglan.serving.canary import describe_difference
     from qinglan.serving.canary_observer import read_state
     from qinglan.serving.site import last_verdict, serving_folder
 
     loaded = load_profile(profile, set_ or ())
+    folder = serving_folder(loaded)
     challenger = registry_of(loaded).aliases().get("challenger")
-    state = read_state(serving_folder(loaded))
+    state = read_state(folder)
     if challenger is None:
-        last = last_verdict(serving_folder(loaded))
-        say("no canary" + (f"; the last one: {last.description}" if last else ""))
+        verdict = last_verdict(folder)
+        say(f"no canary; the last one: {verdict.description}" if verdict else "no canary")
     elif state is None or state.challenger != challenger:
-        say(
-            f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?"
-        )
+        problem = "is the challenger, but gets no requests yet"
+        say(f"version {challenger} {problem}: is `qinglan serve` running?")
     else:
-        counts = state.counts
-        say(f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}")
-        arms = {
-            f"champion {state.champion}": counts.champion,
-            f"challenger {state.challenger}": counts.challenger,
-        }
-        for name, arm in arms.items():
-            p95 = f", p95 {latency(arm.latency.p95)} ms" if arm.latency.p95 is not None else ""
-            say(
-                f"  {name}: {arm.latency.n:,} requests, {arm.fallbacks.mean:.1%} of its questions fell back{p95}"
-            )
-        if counts.retrieval.n:
-            difference = describe_difference(counts.retrieval)
-            say(
-                f"  retrieval: {difference}; {state.failed:,} without a result, {state.left_out:,} left out"
-            )
+        _say_figures(state)
+
+
+def _say_figures(state: "CanaryState") -> None:
+    """Say what champion and challenger have done since the canary began."""
+    from qinglan.serving.canary import describe_difference
+
+    counts = state.counts
+    say(f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}")
+    arms = {
+        f"champion {state.champion}": counts.champion,
+        f"challenger {state.challenger}": counts.challenger,
+    }
+    for name, arm in arms.items():
+        requests = f"{arm.latency.n:,} requests"
+        fallbacks = f"{arm.fallbacks.mean:.1%} of its questions fell back"
+        p95 = f", p95 {latency(arm.latency.p95)} ms" if arm.latency.p95 is not None else ""
+        say(f"  {name}: {requests}, {fallbacks}{p95}")
+    if counts.retrieval.n:
+        difference = describe_difference(counts.retrieval)
+        losses = f"{state.failed:,} without a result, {state.left_out:,} left out"
+        say(f"  retrieval: {difference}; {losses}")
 
 
 @canary_app.command()
@@ -142,8 +153,7 @@ def stop(
     from qinglan.registry import registry_of
 
     withdrawn = registry_of(load_profile(profile, set_ or ())).withdraw_challenger(reason)
-    say(
-        f"{withdrawn.name} {withdrawn.version}: no longer the challenger"
-        if withdrawn
-        else "no canary"
-    )
+    if withdrawn:
+        say(f"{withdrawn.name} {withdrawn.version}: no longer the challenger")
+    else:
+        say("no canary")

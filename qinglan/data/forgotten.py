@@ -19,28 +19,28 @@ from qinglan.runs.artifacts import hash_of, written_whole
 from qinglan.runs.schema_version import read_lines, record_line
 
 FORGOTTEN_FILE = "forgotten.jsonl"
+_Kind = Literal["row", "question"]
 
 
 class Tombstone(BaseModel, frozen=True, extra="forbid"):
     """A row by its id, or a question by its normalised text, whoever asks it."""
 
-    kind: Literal["row", "question"]
+    kind: _Kind
     key: str
     digest: str
     at: str
 
 
 class Tombstones(BaseModel, frozen=True):
+    """All tombstones of a site."""
+
     lines: tuple[Tombstone, ...] = ()
 
     @classmethod
     def read(cls, state: Path) -> "Tombstones":
-        """Those of a site; ArtifactError where a line is damaged, as none may be skipped."""
-        return cls(
-            lines=read_lines(
-                Tombstone, state / FORGOTTEN_FILE, "tombstone", "restore the file from a backup"
-            )
-        )
+        """The tombstones of a site; ArtifactError where a line is damaged, as none is skipped."""
+        hint = "restore the file from a backup"
+        return cls(lines=read_lines(Tombstone, state / FORGOTTEN_FILE, "tombstone", hint))
 
     def write(self, state: Path) -> None:
         with (
@@ -53,35 +53,44 @@ class Tombstones(BaseModel, frozen=True):
         return Tombstones(lines=tuple(dict.fromkeys((*self.lines, *other.lines))))
 
     def adding(self, rows: Iterable[str] = (), questions: Iterable[str] = ()) -> "Tombstones":
-        """With these row ids and questions too."""
+        """The tombstones with those of further row ids and questions."""
         key = self.lines[0].key if self.lines else secrets.token_hex(16)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        new = [("row", row) for row in rows if not self.has_row(row)]
-        new += [
-            ("question", text)
-            for each in questions
-            if (text := normalise(each)) and not self.has_question(each)
-        ]
-        lines = [
-            Tombstone(kind=k, key=key, digest=_digest(k, v, key), at=at)
-            for k, v in dict.fromkeys(new)
-        ]
-        return Tombstones(lines=(*self.lines, *lines))
+        additions: list[tuple[_Kind, str]] = []
+        for row_id in rows:
+            if not self.has_row(row_id):
+                additions.append(("row", row_id))
+        for question in questions:
+            text = normalise(question)
+            if text and not self.has_question(question):
+                additions.append(("question", text))
+        lines = list(self.lines)
+        for kind, value in dict.fromkeys(additions):
+            digest = _digest(kind, value, key)
+            lines.append(Tombstone(kind=kind, key=key, digest=digest, at=at))
+        return Tombstones(lines=tuple(lines))
 
     def has_row(self, row_id: str) -> bool:
         return self._has("row", row_id)
 
     def has_question(self, text: str) -> bool:
-        return bool(known := normalise(text)) and self._has("question", known)
+        normalised = normalise(text)
+        return bool(normalised) and self._has("question", normalised)
 
     def cover(self, row: Row) -> bool:
-        return bool(self.lines) and (self.has_row(row.id) or self.has_question(row.query))
+        """Tell whether the row or its question was forgotten."""
+        # Most sites have forgotten nothing, and need no digest of every row.
+        if not self.lines:
+            return False
+        return self.has_row(row.id) or self.has_question(row.query)
 
     @property
     def digest(self) -> str:
+        """A digest that changes with what is forgotten."""
         return hash_of(sorted(self._digests))
 
-    def _has(self, kind: str, value: str) -> bool:
+    def _has(self, kind: _Kind, value: str) -> bool:
+        # The lines of a restored backup may have other keys than the present ones.
         return any(_digest(kind, value, key) in self._digests for key in self._keys)
 
     @cached_property
@@ -96,5 +105,6 @@ class Tombstones(BaseModel, frozen=True):
 NONE = Tombstones()
 
 
-def _digest(kind: str, value: str, key: str) -> str:
-    return hmac.digest(bytes.fromhex(key), f"{kind}\x1f{value}".encode(), "sha256").hex()
+def _digest(kind: _Kind, value: str, key: str) -> str:
+    message = f"{kind}\x1f{value}".encode()
+    return hmac.digest(bytes.fromhex(key), message, "sha256").hex()

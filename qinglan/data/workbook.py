@@ -32,11 +32,10 @@ def read_rows(
     inputs: Sequence[Input] = (),
     forgotten: Tombstones = NONE,
 ) -> Iterator[Row]:
-    """Every row of a file or folder, in its order, `ok` or `failed` with one of
-    `rows.INPUT_REASONS`; ids are unique.
+    """Every row of a file or folder, in its order; ids are unique.
 
-    Empty rows at a file's end are left out. Optional columns may be absent, unless the profile
-    names them.
+    A row is `ok`, or `failed` with one of `rows.INPUT_REASONS`. Empty rows at a file's end are left
+    out. Optional columns may be absent, unless the profile names them.
 
     Args:
         path: with `data.sql`, the snapshot of the database's rows.
@@ -46,26 +45,30 @@ def read_rows(
     """
     columns = InputColumns.of(data, inputs)
     records = read_jsonl(path, columns, "sql:") if data.sql else read_records(path, columns)
+    if data.limit:
+        records = _limited(records, data.limit)
     first_sources: dict[str, str] = {}
-    for record in _limited(records, data.limit) if data.limit else records:
+    for record in records:
         source = f"{record.prefix}{record.number}"
         row = _row(record, source, tenant, inputs)
         if forgotten.cover(row):
             report(f"{source}: forgotten: {HINTS['forgotten']}")
-            yield Row(id=hash_of(source)[:16], tenant=tenant.id, query="", source=source).failed(
-                "forgotten"
-            )
+            # Nothing of what it was may come back, not even the id that is a hash of its texts.
+            empty_row = Row(id=hash_of(source)[:16], tenant=tenant.id, query="", source=source)
+            yield empty_row.failed("forgotten")
             continue
         reason = record.flaw or _flaw(row, record.cells, data, inputs)
         repeats = ""
-        if reason is None and (first := first_sources.setdefault(row.id, source)) is not source:
-            reason, repeats = "duplicate", f"repeats {first}; "
+        if reason is None and row.id in first_sources:
+            reason = "duplicate"
+            repeats = f"repeats {first_sources[row.id]}; "
         if reason is None:
+            first_sources[row.id] = source
             yield row
             continue
         report(f"{source}: {reason}: {repeats}{HINTS[reason]}")
         # Its id is its own, because its question may be empty or another row's.
-        yield row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
+        yield row.failed(reason).with_id(hash_of(row.id, row.source)[:16])
 
 
 def without_forgotten(
@@ -75,50 +78,57 @@ def without_forgotten(
     inputs: Sequence[Input],
     forgotten: Tombstones,
 ) -> Iterator[dict[str, Any]]:
-    """A database's rows; forgotten ones are empty, as the others' numbers are their sources."""
-    names = InputColumns.of(data, inputs).names
-    for each in records:
-        cells = {field: each[name] for field, name in names.items() if name in each}
-        yield (
-            dict.fromkeys(each)
-            if forgotten.cover(_row(Record("", 0, cells), "", tenant, inputs))
-            else each
-        )
+    """A database's rows; forgotten ones are there, but empty."""
+    columns = InputColumns.of(data, inputs)
+    for values in records:
+        record = Record(prefix="", number=0, cells=columns.cells(values))
+        if forgotten.cover(_row(record, "", tenant, inputs)):
+            # A row's source is its line in the snapshot, so that leaving one out would move others.
+            yield dict.fromkeys(values)
+        else:
+            yield values
 
 
 def _limited(records: Iterable[Record], limit: int) -> Iterator[Record]:
-    """The first records, at most a third of each named split: a sorted workbook begins with rows of
-    one split."""
-    taken: Counter[str] = Counter()
+    """The first records, at most a third of them from each named split."""
+    # A sorted workbook begins with rows of one split; a trial needs all three.
+    split_limit = math.ceil(limit / len(_SPLITS))
+    counts: Counter[str] = Counter()
     for record in records:
         split = cell_text(record.cells.get("split")).lower()
-        if taken[split] < (math.ceil(limit / len(_SPLITS)) if split else limit):
-            taken[split] += 1
+        if counts[split] < (split_limit if split else limit):
+            counts[split] += 1
             yield record
-        if taken.total() == limit:
+        if counts.total() == limit:
             return
 
 
 def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -> Row:
+    """The row that a record is, with an id, and not yet checked."""
     texts = {field: cell_text(record.cells.get(field)) for field in FIELDS}
-    further = {each.name: cell_text(record.cells.get(input_field(each.name))) for each in inputs}
+    input_texts: dict[str, str] = {}
+    for recipe_input in inputs:
+        text = cell_text(record.cells.get(input_field(recipe_input.name)))
+        if text:
+            input_texts[recipe_input.name] = text
+
+    dialogue: dict[str, str] = {}
+    needs_dialogue = not (texts["profile"] and texts["history"])
+    if texts[DIALOGUE] and needs_dialogue:
+        dialogue[DIALOGUE] = texts[DIALOGUE]
+
+    question = (texts["query"], texts["profile"], texts["history"])
     split = texts["split"].lower()
-    # A dialogue of which nothing is needed is not kept.
-    dialogue = (
-        {DIALOGUE: texts[DIALOGUE]}
-        if texts[DIALOGUE] and not (texts["profile"] and texts["history"])
-        else {}
-    )
-    asked = identifying(further, inputs) | dialogue
     return Row(
-        id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"], asked),
+        id=row_id(tenant.id, *question, identifying(input_texts, inputs) | dialogue),
         tenant=tenant.id,
         query=texts["query"],
         profile=texts["profile"],
         history=texts["history"],
+        # A cell of separators alone names no document.
         gold_id=texts["gold"] if documents_of(texts["gold"]) else None,
         intent=texts["intent"] or None,
-        inputs={name: text for name, text in further.items() if text} | dialogue,
+        inputs=input_texts | dialogue,
         pool=texts["pool"] or None,
         split=split if split in _SPLITS else None,
         source=source,
@@ -126,24 +136,26 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
 
 
 def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input]) -> str | None:
+    """The reason for which the row is no question; None where it is one."""
     query = cells.get("query")
-    if query == "" or not (isinstance(query, str) or row.query):
+    is_text = isinstance(query, str)
+    if query == "" or not (is_text or row.query):
         return "empty_query"
-    if not isinstance(query, str) or any(
-        isinstance(value, list | dict | bytes) for value in cells.values()
-    ):
+    if not is_text or any(isinstance(value, list | dict | bytes) for value in cells.values()):
         return "not_text"
-    if not normalise(row.query):  # only punctuation, emoji or invisible characters
+    # Only punctuation, emoji or invisible characters.
+    if not normalise(row.query):
         return "empty_query"
-    if any(each.required and each.name not in row.inputs for each in inputs):
-        return "empty_input"
+    for recipe_input in inputs:
+        if recipe_input.required and recipe_input.name not in row.inputs:
+            return "empty_input"
     if len(row.query) > data.max_query_chars:
         return "query_too_long"
-    if (
-        sum(map(len, (row.profile, row.history, *identifying(row.inputs, inputs).values())))
-        > data.max_context_chars
-    ):
+    context = (row.profile, row.history, *identifying(row.inputs, inputs).values())
+    if sum(map(len, context)) > data.max_context_chars:
         return "context_too_long"
     if len(row.inputs.get(DIALOGUE, "")) > data.max_dialogue_chars:
         return "dialogue_too_long"
-    return "bad_split" if row.split is None and cell_text(cells.get("split")) else None
+    if row.split is None and cell_text(cells.get("split")):
+        return "bad_split"
+    return None

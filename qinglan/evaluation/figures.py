@@ -1,9 +1,9 @@
-"""What an evaluation holds, worked out from finished arms: figures, paired comparisons, slices and
-examples.
+"""The contents of an evaluation, worked out from finished arms.
 
-A recipe declares its metrics (`Recipe.grader.metrics`) and computes them (`Recipe.measured_values`), all
-but `quality`, which is the judge's score. A row has no value where nothing was retrieved or graded,
-where it has no label, or no judgement.
+These are figures, paired comparisons, slices and examples. A recipe declares its metrics
+(`Recipe.grader.metrics`) and computes them (`Recipe.measured_values`), all but `quality`, which is the
+judge's score. A row has no value where nothing was retrieved or graded, where it has no label, or
+no judgement.
 """
 
 from collections import defaultdict
@@ -31,49 +31,48 @@ from qinglan.statistics import (
 from qinglan.text import ARMS
 
 Scores = Mapping[str, Mapping[str, float | None]]
-"""Of one arm: each of the recipe's metrics by row id."""
+"""One arm's values: by metric of the recipe, then by row id."""
 _PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
-    *(
-        ("rl", "teacher"),
-        ("sft", "teacher"),
-        ("rl", "sft"),
-        ("teacher", "original"),
-        ("sft", "base"),
-    ),
-    *(("rl", "champion"), ("sft", "champion"), ("champion", "teacher")),
-    *(("rl", "original"), ("sft", "original"), ("rl", "base")),
+    ("rl", "teacher"),
+    ("sft", "teacher"),
+    ("rl", "sft"),
+    ("teacher", "original"),
+    ("sft", "base"),
+    ("rl", "champion"),
+    ("sft", "champion"),
+    ("champion", "teacher"),
+    ("rl", "original"),
+    ("sft", "original"),
+    ("rl", "base"),
 )
 """Arms that are compared: a student with each arm that may be its rival at the gate."""
+_STUDENTS = ("rl", "sft")
 _MIN_ROWS = 20
 """A smaller slice is listed without intervals."""
 _MOST_VALUES = 40
-"""Of one kind of slice; the rarer ones, as of intents in free text, are left out."""
-_SLICES: dict[str, Callable[[Row], str | None]] = {
-    "tenant": lambda row: row.tenant,
-    "intent": lambda row: row.intent,
-    "length": lambda row: (
-        "≤10" if len(row.query) <= 10 else "11–20" if len(row.query) <= 20 else "21+"
-    ),
-    "history": lambda row: "with" if row.history else "without",
-    "pool": lambda row: row.pool,
-}
+"""Most slices of one kind; the rarer values, as of intents in free text, are left out."""
+_SHOWN_PASSAGES = 3
+"""Passages of an example that are kept."""
 
 
 def scores_of(arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> Scores:
+    """An arm's value on each of the recipe's metrics; None where a row has none."""
     by_id = {row.id: row for row in rows}
-    found = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
-    return {
-        metric.name: {row: found[row].get(metric.name) for row in found}
-        for metric in recipe.grader.metrics
-    }
+    values = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
+    scores: dict[str, dict[str, float | None]] = {}
+    for metric in recipe.grader.metrics:
+        scores[metric.name] = {row_id: values[row_id].get(metric.name) for row_id in values}
+    return scores
 
 
 def values_of(entry: ArmRow, row: Row, recipe: Recipe) -> dict[str, float]:
     """One text's values by metric."""
     if not entry.measured:
         return {}
-    judged = {} if entry.judge_score is None else {QUALITY: entry.judge_score}
-    return recipe.grader.metric_values(entry, row) | judged
+    values = recipe.grader.metric_values(entry, row)
+    if entry.judge_score is None:
+        return values
+    return {**values, QUALITY: entry.judge_score}
 
 
 def summarise(
@@ -83,88 +82,105 @@ def summarise(
     recipe: Recipe,
     load: Reason | None = None,
 ) -> models.ArmFigures:
-    """The figures of one arm; `load`: what else its model had to do while its latency was
-    measured."""
-    values = scores_of(arm, rows, recipe)
-    measured: dict[str, list[float]] = {
-        figure: [value for entry in arm if (value := getattr(entry, figure)) is not None]
-        for figure in ("latency_ms", "cost_usd", "prompt_tokens", "completion_tokens")
-    }
-    per_1000 = {
-        figure: 1000 * sum(found) / len(found) if found else None
-        for figure, found in measured.items()
-    }
-    latencies, costs = measured["latency_ms"], measured["cost_usd"]
-    p50, p95 = (
-        float(np.percentile(latencies, percent)) if latencies else None for percent in (50, 95)
-    )
+    """The figures of one arm.
+
+    Args:
+        load: what else the arm's model had to do while its latency was measured.
+    """
+    resamples = config.bootstrap_resamples
+    seed = config.seed
+    scores = scores_of(arm, rows, recipe)
+    latencies = _recorded(arm, "latency_ms")
+    costs = _recorded(arm, "cost_usd")
     return models.ArmFigures(
         n=len(arm),
-        scores=_scores(
-            values, recipe.grader.metrics, groups_of(rows), config.bootstrap_resamples, config.seed
-        ),
+        scores=_means(scores, recipe.grader.metrics, groups_of(rows), resamples, seed),
         judge_consistency=panel_consistency(arm),
-        latency_p50_ms=p50,
-        latency_p95_ms=p95,
-        latency_p50_ci95=percentile_ci(latencies, 50, seed=config.seed),
-        latency_p95_ci95=percentile_ci(latencies, 95, seed=config.seed),
+        latency_p50_ms=_percentile(latencies, 50),
+        latency_p95_ms=_percentile(latencies, 95),
+        latency_p50_ci95=percentile_ci(latencies, 50, seed=seed),
+        latency_p95_ci95=percentile_ci(latencies, 95, seed=seed),
         latency_n=len(latencies),
         latency_load=load if latencies else None,
-        cost_per_1000_usd=per_1000["cost_usd"],
-        cost_ci95=ratio_ci(
-            [(1000 * cost, 1.0) for cost in costs], config.bootstrap_resamples, config.seed
-        ),
-        prompt_tokens_per_1000=per_1000["prompt_tokens"],
-        completion_tokens_per_1000=per_1000["completion_tokens"],
+        cost_per_1000_usd=_per_1000(costs),
+        cost_ci95=ratio_ci([(1000 * cost, 1.0) for cost in costs], resamples, seed),
+        prompt_tokens_per_1000=_per_1000(_recorded(arm, "prompt_tokens")),
+        completion_tokens_per_1000=_per_1000(_recorded(arm, "completion_tokens")),
         failed=sum(not entry.measured for entry in arm),
         empty=sum(entry.measured and entry.text is None for entry in arm),
     )
 
 
-def _scores(
-    values: Scores, metrics: Iterable[Metric], groups: Mapping[str, str], resamples: int, seed: int
+def _recorded(arm: Sequence[ArmRow], field: str) -> list[float]:
+    """The values of a field of `ArmRow`, of the questions that have one."""
+    values = []
+    for entry in arm:
+        value = getattr(entry, field)
+        if value is not None:
+            values.append(value)
+    return values
+
+
+def _per_1000(values: Sequence[float]) -> float | None:
+    """The sum over 1,000 questions of the mean value; None where no question has one."""
+    return 1000 * sum(values) / len(values) if values else None
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _means(
+    scores: Scores, metrics: Iterable[Metric], groups: Mapping[str, str], resamples: int, seed: int
 ) -> dict[str, MeanCi]:
-    """Of the metrics that have values."""
-    means = {
-        metric.name: mean_ci(values[metric.name], groups, resamples if metric.interval else 0, seed)
-        for metric in metrics
-    }
-    return {name: found for name, found in means.items() if found.n}
+    """The mean on each metric that has values, with an interval where the metric has one."""
+    means = {}
+    for metric in metrics:
+        metric_resamples = resamples if metric.interval else 0
+        mean = mean_ci(scores[metric.name], groups, metric_resamples, seed)
+        if mean.n:
+            means[metric.name] = mean
+    return means
 
 
 def pairs_of(arms: Collection[ArmName]) -> list[tuple[ArmName, ArmName]]:
-    """Those of the pairs whose arms are there, and for each further teacher what it gains and
-    students gain on it."""
-    others = [name for name in arms if name not in ARMS]
-    pairs = (
-        *_PAIRS,
-        *((other, "original") for other in others),
-        *((a, b) for b in others for a in ("rl", "sft")),
-    )
+    """The pairs of these arms that are compared.
+
+    A further teacher is compared with the original question, and the students with it.
+    """
+    further_teachers = [name for name in arms if name not in ARMS]
+    pairs = list(_PAIRS)
+    pairs += [(teacher, "original") for teacher in further_teachers]
+    for teacher in further_teachers:
+        pairs += [(student, teacher) for student in _STUDENTS]
     return [(a, b) for a, b in pairs if a in arms and b in arms]
 
 
 def compare_arms(
     arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe
 ) -> list[Comparison]:
-    """All pairs on every metric that has values, with p-values corrected for all comparisons on the
-    same metric."""
+    """Compare all pairs on every metric that has values.
+
+    p-values are corrected for all comparisons on the same metric.
+    """
     groups = groups_of(rows)
     scores = {
         name: ArmScores(arm=name, scores=scores_of(arm, rows, recipe)) for name, arm in arms.items()
     }
-    found = [
-        compared(scores[a], scores[b], metric, groups, config)
-        for a, b in pairs_of(arms)
-        for metric in recipe.grader.metrics
-        if metric.compared
-    ]
-    return holm_corrected([comparison for comparison in found if comparison.n])
+    metrics = [metric for metric in recipe.grader.metrics if metric.compared]
+    comparisons = []
+    for a, b in pairs_of(arms):
+        for metric in metrics:
+            comparison = compared(scores[a], scores[b], metric, groups, config)
+            if comparison.n:
+                comparisons.append(comparison)
+    return holm_corrected(comparisons)
 
 
 def compared(
     a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, str], config: Evaluate
 ) -> Comparison:
+    """The comparison of two arms on one metric, by the profile's settings."""
     return compare(
         a,
         b,
@@ -179,120 +195,193 @@ def compared(
 def slices_of(
     arms: Arms, rows: Sequence[Row], config: Evaluate, recipe: Recipe
 ) -> list[models.Slice]:
-    """Each arm's means per slice, and what a student, else the teacher, gains on the arms that it
-    is compared with.
+    """Each arm's means per slice, and what students gain on the arms that they are compared with.
 
-    Of the metrics that have intervals. Slices are many and small: an interval here is for reading
-    and decides nothing.
+    Without a student, it is what the teacher gains. Only metrics with intervals are shown. Slices
+    are many and small: an interval here is for reading and decides nothing.
     """
     metrics = [metric for metric in recipe.grader.metrics if metric.interval]
     scores = {name: scores_of(arm, rows, recipe) for name, arm in arms.items()}
-    groups, pairs = groups_of(rows), pairs_of(arms)
-    pairs = [pair for pair in pairs if pair[0] in ("rl", "sft")] or [
-        pair for pair in pairs if pair[0] == "teacher"
-    ]
-    made = []
-    for by, value, ids in _cut(rows):
-        # Of a small slice the means alone, which need no resamples.
-        resamples = config.bootstrap_resamples if len(ids) >= _MIN_ROWS else 0
-        within = {
-            name: {
-                metric.name: {
-                    row: score for row in ids if (score := arm[metric.name].get(row)) is not None
-                }
-                for metric in metrics
-            }
-            for name, arm in scores.items()
-        }
-        figures, diffs = {}, []
-        for name, values in within.items():
-            means = _scores(values, metrics, groups, resamples, config.seed)
-            figures[name] = models.SliceArm(
-                n=max((mean.n for mean in means.values()), default=0), scores=means
-            )
+    groups = groups_of(rows)
+    pairs = _pairs_in_slices(arms)
+    slices = []
+    for kind, value, row_ids in _cut(rows):
+        # A small slice shows means alone, which need no resamples.
+        resamples = config.bootstrap_resamples if len(row_ids) >= _MIN_ROWS else 0
+        scores_within = {name: _within(arm, row_ids, metrics) for name, arm in scores.items()}
+        figures = {}
+        for name, arm_scores in scores_within.items():
+            means = _means(arm_scores, metrics, groups, resamples, config.seed)
+            n = max((mean.n for mean in means.values()), default=0)
+            figures[name] = models.SliceArm(n=n, scores=means)
+        diffs = []
         for a, b in pairs:
             for metric in metrics:
-                left, right = within[a][metric.name], within[b][metric.name]
-                paired = {row: left[row] - right[row] for row in left.keys() & right.keys()}
-                found = mean_ci(paired, groups, resamples, config.seed)
-                if found.n:
-                    diffs.append(
-                        models.SliceDiff(
-                            a=a,
-                            b=b,
-                            metric=metric.name,
-                            n=found.n,
-                            diff=found.mean,
-                            ci95=found.ci95,
-                        )
+                scores_a = scores_within[a][metric.name]
+                scores_b = scores_within[b][metric.name]
+                mean = _mean_difference(scores_a, scores_b, groups, resamples, config.seed)
+                if mean.n:
+                    diff = models.SliceDiff(
+                        a=a, b=b, metric=metric.name, n=mean.n, diff=mean.mean, ci95=mean.ci95
                     )
-        made.append(models.Slice(by=by, value=value, n=len(ids), arms=figures, diffs=diffs))
-    return made
+                    diffs.append(diff)
+        part = models.Slice(by=kind, value=value, n=len(row_ids), arms=figures, diffs=diffs)
+        slices.append(part)
+    return slices
+
+
+def _pairs_in_slices(arms: Arms) -> list[tuple[ArmName, ArmName]]:
+    """The students' pairs; without a student, the teacher's."""
+    pairs = pairs_of(arms)
+    of_students = [(a, b) for a, b in pairs if a in _STUDENTS]
+    return of_students or [(a, b) for a, b in pairs if a == "teacher"]
+
+
+def _within(
+    scores: Scores, row_ids: Iterable[str], metrics: Iterable[Metric]
+) -> dict[str, dict[str, float]]:
+    """An arm's values on these rows, by metric and row id."""
+    within: dict[str, dict[str, float]] = {}
+    for metric in metrics:
+        values = {}
+        for row_id in row_ids:
+            value = scores[metric.name].get(row_id)
+            if value is not None:
+                values[row_id] = value
+        within[metric.name] = values
+    return within
+
+
+def _mean_difference(
+    scores_a: Mapping[str, float],
+    scores_b: Mapping[str, float],
+    groups: Mapping[str, str],
+    resamples: int,
+    seed: int,
+) -> MeanCi:
+    """Mean of a − b over the rows where both have a value."""
+    common = scores_a.keys() & scores_b.keys()
+    differences = {row_id: scores_a[row_id] - scores_b[row_id] for row_id in common}
+    return mean_ci(differences, groups, resamples, seed)
+
+
+def _length_of(row: Row) -> str:
+    """The slice of a question's length, in characters."""
+    if len(row.query) <= 10:
+        return "≤10"
+    if len(row.query) <= 20:
+        return "11–20"
+    return "21+"
+
+
+_SLICES: dict[str, Callable[[Row], str | None]] = {
+    "tenant": lambda row: row.tenant,
+    "intent": lambda row: row.intent,
+    "length": _length_of,
+    "history": lambda row: "with" if row.history else "without",
+    "pool": lambda row: row.pool,
+}
+"""The kinds of slices, each with the value by which it cuts."""
 
 
 def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:
-    """Kind, value and row ids, the largest slices first. Rows without an intent or a pool are in no
-    slice of those."""
-    for by, value_of in _SLICES.items():
-        ids: defaultdict[str, list[str]] = defaultdict(list)
+    """The slices of each kind, the largest first: kind, value and row ids.
+
+    Rows without an intent or a pool are in no slice of those.
+    """
+    for kind, value_of in _SLICES.items():
+        row_ids: defaultdict[str, list[str]] = defaultdict(list)
         for row in rows:
-            if value := value_of(row):
-                ids[value].append(row.id)
-        largest = sorted(ids, key=lambda value: -len(ids[value]))[:_MOST_VALUES]
-        yield from ((by, value, ids[value]) for value in largest)
+            value = value_of(row)
+            if value:
+                row_ids[value].append(row.id)
+        largest_first = sorted(row_ids, key=lambda value: -len(row_ids[value]))
+        for value in largest_first[:_MOST_VALUES]:
+            yield kind, value, row_ids[value]
 
 
 def examples(
     arms: Arms, rows: Sequence[Row], recipe: Recipe, count: int = 10
 ) -> list[models.ReportExample]:
-    """Questions spread over groups: the first of every k-th group, in the order of row ids; then
-    more, if too few."""
-    ordered, groups = sorted(rows, key=lambda row: row.id), groups_of(rows)
-    first_of_group = {groups[row.id]: row for row in reversed(ordered)}
+    """Questions through all arms, spread over the groups of questions."""
+    entries_by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
+    report_examples = []
+    for row in _spread_over_groups(rows, count):
+        entries = {}
+        for name, by_row in entries_by_arm.items():
+            if row.id in by_row:
+                entries[name] = by_row[row.id]
+        report_examples.append(_example(row, entries, recipe))
+    return report_examples
+
+
+def _spread_over_groups(rows: Sequence[Row], count: int) -> list[Row]:
+    """The first row of every k-th group, in the order of row ids; then further rows, if too few."""
+    ordered = sorted(rows, key=lambda row: row.id)
+    groups = groups_of(rows)
+    first_of_group: dict[str, Row] = {}
+    for row in ordered:
+        first_of_group.setdefault(groups[row.id], row)
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
     chosen = spread[:: max(1, len(spread) // count)][:count]
-    chosen = [*chosen, *islice((row for row in ordered if row not in chosen), count - len(chosen))]
-    by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
-    return [
-        models.ReportExample(
-            query=row.query,
-            profile=row.profile,
-            history=row.history,
-            inputs={
-                each.column: row.inputs[each.name]
-                for each in recipe.INPUTS
-                if each.name in row.inputs
-            },
-            gold_id=row.gold_id,
-            gold_title=_title_of(
-                row.gold_id, (entries[row.id] for entries in by_arm.values() if row.id in entries)
-            ),
-            arms={
-                name: models.ExampleArm(
-                    text=entry.text,
-                    reason=entry.reason,
-                    retrieved=(found := entry.retrieved)
-                    and Retrieved(
-                        ids=found.ids[:3], scores=found.scores[:3], titles=found.titles[:3]
-                    ),
-                    values={} if recipe.grader.retrieves else values_of(entry, row, recipe),
-                )
-                for name, entries in by_arm.items()
-                if (entry := entries.get(row.id))
-            },
-        )
-        for row in chosen
-    ]
+    # Lazy, as a refresh has very many rows, and few of them are needed.
+    further = (row for row in ordered if row not in chosen)
+    return [*chosen, *islice(further, count - len(chosen))]
+
+
+def _example(row: Row, entries: Mapping[ArmName, ArmRow], recipe: Recipe) -> models.ReportExample:
+    inputs = {}
+    for further_input in recipe.INPUTS:
+        if further_input.name in row.inputs:
+            inputs[further_input.column] = row.inputs[further_input.name]
+    return models.ReportExample(
+        query=row.query,
+        profile=row.profile,
+        history=row.history,
+        inputs=inputs,
+        gold_id=row.gold_id,
+        gold_title=_title_of(row.gold_id, entries.values()),
+        arms={
+            name: models.ExampleArm(
+                text=entry.text,
+                reason=entry.reason,
+                retrieved=_shown_passages(entry.retrieved),
+                values={} if recipe.grader.retrieves else values_of(entry, row, recipe),
+            )
+            for name, entry in entries.items()
+        },
+    )
+
+
+def _shown_passages(retrieved: Retrieved | None) -> Retrieved | None:
+    if retrieved is None:
+        return None
+    return Retrieved(
+        ids=retrieved.ids[:_SHOWN_PASSAGES],
+        scores=retrieved.scores[:_SHOWN_PASSAGES],
+        titles=retrieved.titles[:_SHOWN_PASSAGES],
+    )
+
+
+def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:
+    """A document's title, if any arm found it."""
+    for entry in entries:
+        if entry.retrieved:
+            rank = entry.retrieved.rank(document_id)
+            if 0 < rank <= len(entry.retrieved.titles):
+                return entry.retrieved.titles[rank - 1]
+    return None
 
 
 def shared_between(
     train: Sequence[Row], test: Sequence[Row], recipe: Recipe
 ) -> list[models.Shared]:
-    """What the test split has in common with training rows."""
+    """Overlap of the test split with training rows."""
 
-    def overlap(what: models.SharedThing, keys: Callable[[Row], Sequence[str]]) -> models.Shared:
-        seen, asked = ({key for row in rows for key in keys(row)} for rows in (train, test))
-        return models.Shared(what=what, test=len(asked), in_train=len(asked & seen))
+    def overlap(what: models.SharedThing, keys_of: Callable[[Row], Sequence[str]]) -> models.Shared:
+        train_keys = {key for row in train for key in keys_of(row)}
+        test_keys = {key for row in test for key in keys_of(row)}
+        return models.Shared(what=what, test=len(test_keys), in_train=len(test_keys & train_keys))
 
     def with_context(row: Row) -> list[str]:
         inputs = "".join(identifying(row.inputs, recipe.INPUTS).values())
@@ -303,18 +392,6 @@ def shared_between(
         overlap("questions_with_context", with_context),
         overlap("bare_questions", lambda row: [normalise(row.query)]),
     ]
-    return (
-        [*shared, overlap("gold_documents", lambda row: documents_of(row.gold_id))]
-        if recipe.grader.retrieves
-        else shared
-    )
-
-
-def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:
-    """A document's title, if any arm found it."""
-    for entry in entries:
-        if entry.retrieved and 0 < (rank := entry.retrieved.rank(document_id)) <= len(
-            entry.retrieved.titles
-        ):
-            return entry.retrieved.titles[rank - 1]
-    return None
+    if recipe.grader.retrieves:
+        shared.append(overlap("gold_documents", lambda row: documents_of(row.gold_id)))
+    return shared

@@ -1,5 +1,6 @@
-"""A workbook for a judge of passages: what RL found in a finished run, with the verdicts that its
-judge gave then.
+"""A workbook for a judge of passages, from a finished run.
+
+It holds the passages that RL found, with the verdicts that the run's judge gave then.
 
 Only training questions are taken: on dev questions the local judge is compared with the judge. RL
 finds mostly right passages, and a judge that learns from these alone takes its terms from the
@@ -18,69 +19,105 @@ import pyarrow.parquet as pq
 from qinglan.config import Profile
 from qinglan.data.workbook_writer import write_questions
 from qinglan.errors import ConfigError
-from qinglan.evaluation.frames import run
+from qinglan.evaluation.frames import RunFrames, run
 from qinglan.recipes.passage_judge import RECIPE, RIGHT, WRONG
 from qinglan.rows import Row
 from qinglan.runs.run import stage_of
 
+_PAIR = ["row_id", "passage"]
+_TERMS_PER_QUESTION = 2
+
 
 def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[str, int]]:
-    """Write the workbook: the run, and how many passages of each kind it has or lacks."""
-    found = run(name, profile.paths.runs)
-    directory = found.directory
-    samples = found.samples().reindex(columns=["row_id", "passage", "relevant", "text", "rq"])
-    answers = found.rows("distill").set_index("id").answer.dropna()
-    infos = pq.read_table(stage_of(directory, "dataset").path("rl_train"), columns=["extra_info"])[
-        "extra_info"
-    ]
-    questions = {info["row_id"]: info.get("question", "") for info in infos.to_pylist()}
-    asked = samples[samples.row_id.isin(questions) & samples.passage.notna()]
-    pair = ["row_id", "passage"]
-    judged = asked[[*pair, "relevant"]].dropna().drop_duplicates(pair).sort_values(pair)
-    best = asked[asked.relevant > 0].sort_values("rq", kind="stable").groupby("row_id").text.last()
-    rewrites = best.combine_first(answers)
-    wrong, right = (int((judged.relevant == side).sum()) for side in (0, 1))
-    if not (right and wrong):
-        hint = "name one whose RL asked the judge about passages: with reward.use_labels=false, without judge.local"
-        raise ConfigError(
-            f"run {directory.name}: has no verdicts on passages, or all are the same; {hint}"
+    """Write the workbook.
+
+    Args:
+        name: the run's id, a unique prefix, its path or `latest`.
+
+    Returns:
+        The run's id, and how many passages of each kind the workbook has or lacks.
+
+    Raises:
+        ConfigError: the run's verdicts are all the same, or there are none.
+    """
+    frames = run(name, profile.paths.runs)
+    run_id = frames.directory.name
+    samples = frames.samples().reindex(columns=["row_id", "passage", "relevant", "text", "rq"])
+    teacher_answers = frames.rows("distill").set_index("id").answer.dropna()
+    questions = _training_questions(frames)
+    samples = samples[samples.row_id.isin(questions) & samples.passage.notna()]
+    judged = samples[[*_PAIR, "relevant"]].dropna().drop_duplicates(_PAIR).sort_values(_PAIR)
+    right = int((judged.relevant == 1).sum())
+    wrong = int((judged.relevant == 0).sum())
+    if right == 0 or wrong == 0:
+        hint = (
+            "name one whose RL asked the judge about passages: "
+            "with reward.use_labels=false, without judge.local"
         )
-    others = list(_of_others(judged, rewrites))
+        raise ConfigError(f"run {run_id}: has no verdicts on passages, or all are the same; {hint}")
+    rewrites = _best_rewrites(samples, teacher_answers)
+    wrong_pairs = list(_passages_of_other_questions(judged, rewrites))
+
+    def pair_row(row_id: str, passage: str, verdict: str, source: str) -> Row:
+        rewrite = rewrites.get(row_id, "")
+        inputs = {"candidate": passage, "verdict": verdict, "rewrite": rewrite}
+        return Row(id="", tenant="", query=questions[row_id], inputs=inputs, source=source)
+
     rows = []
-    for at, passage, relevant in (*judged.itertuples(index=False), *others):
-        inputs = {
-            "candidate": passage,
-            "verdict": RIGHT if relevant else WRONG,
-            "rewrite": rewrites.get(at, ""),
-        }
-        source = f"{directory.name}: {at}" + (
-            ", a passage of another question" if relevant is None else ""
-        )
-        rows.append(Row(id="", tenant="", query=questions[at], inputs=inputs, source=source))
+    for row_id, passage, relevant in judged.itertuples(index=False):
+        verdict = RIGHT if relevant else WRONG
+        rows.append(pair_row(row_id, passage, verdict, f"{run_id}: {row_id}"))
+    for row_id, passage in wrong_pairs:
+        source = f"{run_id}: {row_id}, a passage of another question"
+        rows.append(pair_row(row_id, passage, WRONG, source))
     write_questions(workbook, rows, RECIPE)
-    kinds = {"judged right": right, "judged wrong": wrong, "of another question": len(others)}
-    return directory.name, kinds | {
-        "without a verdict left out": len(asked.drop_duplicates(pair)) - len(judged)
+    return run_id, {
+        "judged right": right,
+        "judged wrong": wrong,
+        "of another question": len(wrong_pairs),
+        "without a verdict left out": len(samples.drop_duplicates(_PAIR)) - len(judged),
     }
 
 
-def _of_others(pairs: pd.DataFrame, rewrites: "pd.Series[str]") -> Iterator[tuple[str, str, None]]:
-    """For two terms of a question's rewrite a passage that was right for another question, and not
-    judged for this."""
-    right = pairs[pairs.relevant > 0]
-    right = (
-        right.assign(term=right.row_id.map(lambda at: rewrites.get(at, "").split()))
-        .explode("term")
-        .dropna()
-    )
-    pools, known, rng = (
-        right.groupby("term").passage.unique(),
-        pairs.groupby("row_id").passage.agg(set),
-        Random(0),
-    )
-    for at, terms in right.groupby("row_id").term:
-        row_id, distinct = str(at), list(terms.unique())
-        for term in rng.sample(distinct, min(2, len(distinct))):
-            if pool := [passage for passage in pools[term] if passage not in known[row_id]]:
-                known[row_id].add(drawn := rng.choice(pool))
-                yield row_id, drawn, None
+def _training_questions(frames: RunFrames) -> dict[str, str]:
+    """The questions that RL was trained on, by row id."""
+    path = stage_of(frames.directory, "dataset").path("rl_train")
+    infos = pq.read_table(path, columns=["extra_info"])["extra_info"]
+    return {info["row_id"]: info.get("question", "") for info in infos.to_pylist()}
+
+
+def _best_rewrites(samples: pd.DataFrame, teacher_answers: "pd.Series[str]") -> "pd.Series[str]":
+    """RL's best rewrite that was judged right, otherwise the teacher's, by row id."""
+    judged_right = samples[samples.relevant > 0]
+    # Stable, so that of equally good rewrites the last one counts.
+    by_quality = judged_right.sort_values("rq", kind="stable")
+    best: pd.Series[str] = by_quality.groupby("row_id").text.last()
+    return best.combine_first(teacher_answers)
+
+
+def _passages_of_other_questions(
+    judged: pd.DataFrame, rewrites: "pd.Series[str]"
+) -> Iterator[tuple[str, str]]:
+    """Row ids with a passage that was right for another question, and not judged for this.
+
+    There is one for each of two terms of a question's rewrite, where such a passage exists.
+    """
+    right = judged[judged.relevant > 0]
+    terms_of_row = right.row_id.map(lambda row_id: rewrites.get(row_id, "").split())
+    right = right.assign(term=terms_of_row).explode("term").dropna()
+    passages_by_term = right.groupby("term").passage.unique()
+    judged_passages = judged.groupby("row_id").passage.agg(set)
+    rng = Random(0)
+    for row_key, terms in right.groupby("row_id").term:
+        row_id = str(row_key)
+        distinct = list(terms.unique())
+        for term in rng.sample(distinct, min(_TERMS_PER_QUESTION, len(distinct))):
+            pool = [
+                passage
+                for passage in passages_by_term[term]
+                if passage not in judged_passages[row_id]
+            ]
+            if pool:
+                passage = rng.choice(pool)
+                judged_passages[row_id].add(passage)
+                yield row_id, passage

@@ -1,5 +1,7 @@
-"""What the judge found wrong with answers, grouped into rules and red-team cases for a person to
-take or leave."""
+"""The judge's objections to answers, in groups of the same.
+
+They become rules and red team cases for a person to take or leave.
+"""
 
 import heapq
 from collections import Counter, defaultdict
@@ -15,20 +17,29 @@ from qinglan.rows import Row
 
 ALIKE = 0.4
 """Jaccard similarity of trigrams from which two reasons count as the same."""
+_CASES_PER_GROUP = 2
 
 
 class ReasonGroup(NamedTuple):
+    """Rows with the same objection."""
+
     reason: str
-    """The commonest of the group."""
+    """The group's commonest reason."""
     rows: list[Row]
-    """The lowest score first."""
+    """The group's rows, the lowest score first."""
 
 
 def group_reasons(
     profile: Profile, run_name: str, most: int, below: float
 ) -> tuple[str, list[ReasonGroup]]:
-    """The run's name, and why the judge gave its lowest scores, the largest group first; it is not
-    asked again."""
+    """The run's name, and the reasons of the judge's lowest scores, the largest group first.
+
+    The judge is not asked again.
+
+    Args:
+        most: rows that are looked at, those with the lowest scores.
+        below: the score under which a row counts.
+    """
     run, stage = newest_rows(profile, run_name)
     low = (
         row
@@ -37,19 +48,20 @@ def group_reasons(
     )
     worst = heapq.nsmallest(most, low, key=lambda row: (row.judge_score, row.id))
     reasons = judge_reasons(profile, worst)
-    told = [row for row in worst if row.id in reasons]
+    with_reason = [row for row in worst if row.id in reasons]
     with Questions() as texts:
-        for row in told:
-            texts.add(
-                row.model_copy(update={"query": reasons[row.id], "profile": "", "history": ""})
-            )
-        first, _ = near_duplicate_groups(texts, ALIKE)
-    members = defaultdict[int, list[Row]](list)
-    for place, row in zip(first.tolist(), told, strict=True):
-        members[place].append(row)
-    groups = sorted(members.values(), key=len, reverse=True)
-    commonest = (Counter(reasons[row.id] for row in rows).most_common(1)[0][0] for rows in groups)
-    return run.name, list(map(ReasonGroup, commonest, groups))
+        for row in with_reason:
+            texts.add(row.with_question(reasons[row.id], profile="", history=""))
+        first_places, _ = near_duplicate_groups(texts, ALIKE)
+    rows_by_group = defaultdict[int, list[Row]](list)
+    for place, row in zip(first_places.tolist(), with_reason, strict=True):
+        rows_by_group[place].append(row)
+    groups = []
+    for rows in sorted(rows_by_group.values(), key=len, reverse=True):
+        counts = Counter(reasons[row.id] for row in rows)
+        commonest, _ = counts.most_common(1)[0]
+        groups.append(ReasonGroup(commonest, rows))
+    return run.name, groups
 
 
 def proposed_rules(groups: list[ReasonGroup]) -> str:
@@ -59,18 +71,19 @@ def proposed_rules(groups: list[ReasonGroup]) -> str:
 
 
 def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
-    """For `evaluate.red_team`: the questions with the lowest scores of each group."""
-    return [
-        Case(
-            id=f"judge-{row.id}",
-            name=f"评审低分的问题 {row.id}",  # not the reason: it may quote a user, and the gate tells names to others
-            kind="regression",
-            **row.model_dump(include=ASKED),
-            must_pass=False,
-            checks=Checks(
-                gold_in_top3=row.gold_id if get_recipe(profile.recipe).grader.retrieves else None
-            ),
-        )
-        for group in groups
-        for row in group.rows[:2]
-    ]
+    """Cases for `evaluate.red_team`: the questions with the lowest scores of each group."""
+    recipe = get_recipe(profile.recipe)
+    cases = []
+    for group in groups:
+        for row in group.rows[:_CASES_PER_GROUP]:
+            case = Case(
+                id=f"judge-{row.id}",
+                # Not the reason: it may quote a user, and the gate tells names to others.
+                name=f"评审低分的问题 {row.id}",
+                kind="regression",
+                **row.model_dump(include=ASKED),
+                must_pass=False,
+                checks=Checks(gold_in_top3=row.gold_id if recipe.grader.retrieves else None),
+            )
+            cases.append(case)
+    return cases

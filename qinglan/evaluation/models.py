@@ -1,5 +1,7 @@
-"""What an evaluation found, what the gate decided, and what a report holds: `evaluation.json` and
-`report.json`."""
+"""Data of an evaluation, of the gate's decision and of a report.
+
+They are written as `evaluation.json` and `report.json`.
+"""
 
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +22,10 @@ from qinglan.training.alarms import Alarm
 
 Verdict = Literal["promote", "refuse", "undecided"]
 Outcome = Literal["pass", "fail", "unknown"]
-GAIN, APPROVAL = "gain_vs_", "approval"
-"""The rule about a rival begins with the former; the latter is a person's word."""
+GAIN = "gain_vs_"
+"""Names of rules about the gain over a rival begin so."""
+APPROVAL = "approval"
+"""Name of the rule that a person must have approved the release."""
 FALSE_PASS = 0.025
 """The chance that a model which is no better passes the rule about the gain: one side of a 95%
 interval."""
@@ -38,10 +42,10 @@ class Rule(BaseModel, frozen=True, extra="forbid"):
     like a failure, and says so. Only the teacher's latency may be missing: then there is nothing to
     be slower than."""
     found: Reason
-    """What was measured."""
+    """The measured figures."""
     required: Reason
     reason: Reason | None = None
-    """Why it failed or what is missing, and what would help."""
+    """Cause of a failure, or what is missing, and what would help."""
 
 
 class Decision(BaseModel, frozen=True, extra="forbid"):
@@ -57,20 +61,20 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     earlier_evaluations: int = 0
     """Evaluations of other models on this test split before this one."""
     also_tried: "Decision | None" = None
-    """About the other arm: `gate.challenger` where this one is about `gate.fallback`, else the
-    fallback."""
+    """The decision about the second arm: `gate.challenger` where this one is about
+    `gate.fallback`, otherwise the fallback."""
     is_fallback: bool = False
-    """It is about `gate.fallback`."""
+    """True where the decision is about `gate.fallback`."""
 
     @property
     def note(self) -> Reason | None:
-        """What it means for the error rate that the test split was used before; None where it was
-        not."""
+        """The effect on the error rate of earlier uses of the test split; None without any."""
         if not self.earlier_evaluations:
             return None
-        models = (self.earlier_evaluations + 1) * (
-            2 if self.also_tried else 1
-        )  # each may have tried the fallback too
+        models = self.earlier_evaluations + 1
+        if self.also_tried:
+            # Each earlier evaluation may have tried the fallback, too.
+            models *= 2
         chance = 1 - (1 - FALSE_PASS) ** models
         return reason(
             "test_split_used", earlier=self.earlier_evaluations, models=models, chance=chance
@@ -78,17 +82,20 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def sentence(self) -> str:
+        """`reason` on one line, in English."""
         return " ".join(self.reason.render().split())
 
     @property
     def in_order(self) -> "list[Decision]":
-        """What was decided about each arm that was tried, the preferred one first."""
-        tried = [self, *([self.also_tried] if self.also_tried else [])]
-        return sorted(tried, key=lambda each: each.is_fallback)
+        """The decisions about all arms that were tried, the preferred arm's first."""
+        decisions = [self]
+        if self.also_tried:
+            decisions.append(self.also_tried)
+        return sorted(decisions, key=lambda decision: decision.is_fallback)
 
     @property
     def reason(self) -> Reason:
-        """What was decided about each arm, with the reasons."""
+        """The decision about each arm that was tried, with the causes."""
         if self.also_tried is None:
             return self.own_reason
         first, then = self.in_order
@@ -98,39 +105,49 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def own_reason(self) -> Reason:
-        """Of this arm alone. A person is asked last, so that all other rules hold where one was
-        asked."""
-        model, rules = self.challenger, self.rules
+        """The decision about this arm alone, with the causes."""
         if self.verdict == "promote":
-            instead = reason("in_place_of", version=self.champion) if self.champion else None
-            gain = None
-            if gained := next((rule for rule in rules if rule.name.startswith(GAIN)), None):
-                gain = reason(
-                    "gain_against", found=gained.found, rival=gained.name.removeprefix(GAIN)
-                )
-            if approval := next((rule.found for rule in rules if rule.name == APPROVAL), None):
-                return reason(
-                    "promote_approved", model=model, instead=instead, approval=approval, gain=gain
-                )
-            held = (
-                reason("one_rule_holds")
-                if len(rules) == 1
-                else reason("all_rules_hold", rules=len(rules))
-            )
-            return reason("promote", model=model, instead=instead, rules=held, gain=gain)
-        blocking = [rule for rule in rules if rule.outcome != "pass"]
+            return self._reason_to_promote()
+        blocking = [rule for rule in self.rules if rule.outcome != "pass"]
+        # A person is asked last, so all other rules hold where one was asked.
         if [rule.name for rule in blocking] == [APPROVAL]:
+            approval = blocking[0]
             if self.verdict == "refuse":
-                return reason("refuse_approval", model=model, approval=blocking[0].found)
-            return reason("undecided_approval", model=model, why=blocking[0].reason)
-        failed, unknown = (
-            [rule.reason for rule in rules if rule.reason and rule.outcome == outcome]
-            for outcome in ("fail", "unknown")
-        )
+                return reason("refuse_approval", model=self.challenger, approval=approval.found)
+            return reason("undecided_approval", model=self.challenger, why=approval.reason)
+        unknown = self._reasons_of("unknown")
         if self.verdict == "undecided":
-            return reason("undecided", model=model, reasons=unknown)
+            return reason("undecided", model=self.challenger, reasons=unknown)
         besides = reason("besides_unknown", rules=len(unknown)) if unknown else None
-        return reason("refuse", model=model, reasons=failed, besides=besides)
+        failed = self._reasons_of("fail")
+        return reason("refuse", model=self.challenger, reasons=failed, besides=besides)
+
+    def _reason_to_promote(self) -> Reason:
+        instead = reason("in_place_of", version=self.champion) if self.champion else None
+        gain = None
+        for rule in self.rules:
+            if rule.name.startswith(GAIN):
+                rival = rule.name.removeprefix(GAIN)
+                gain = reason("gain_against", found=rule.found, rival=rival)
+                break
+        for rule in self.rules:
+            if rule.name == APPROVAL:
+                return reason(
+                    "promote_approved",
+                    model=self.challenger,
+                    instead=instead,
+                    approval=rule.found,
+                    gain=gain,
+                )
+        if len(self.rules) == 1:
+            rules = reason("one_rule_holds")
+        else:
+            rules = reason("all_rules_hold", rules=len(self.rules))
+        return reason("promote", model=self.challenger, instead=instead, rules=rules, gain=gain)
+
+    def _reasons_of(self, outcome: Outcome) -> list[Reason]:
+        """The reasons of the rules that came out so."""
+        return [rule.reason for rule in self.rules if rule.reason and rule.outcome == outcome]
 
 
 SimulatedRole = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
@@ -138,17 +155,21 @@ Tone = Literal["better", "worse", "open", "none"]
 
 
 class ReportPart(BaseModel):
+    """A part of an evaluation or a report."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class StageSummary(ReportPart):
+    """A stage's work: its time, its rows, and what it measured."""
+
     name: str
     seconds: float
     rows_in: int = 0
     rows_out: int = 0
     dropped: dict[str, int] = {}
     metrics: dict[str, float] = {}
-    """What the stage measured, by the names that MLflow has, such as `judge_mean`."""
+    """The stage's measurements, by the names that MLflow has, such as `judge_mean`."""
     artifacts: list[Artifact] = []
     reused_from: str | None = None
     """The run that did the work, where it was not this one."""
@@ -168,6 +189,8 @@ class StageSummary(ReportPart):
 
 
 class RagCalls(ReportPart):
+    """Calls of the retrieval service."""
+
     calls: int = 0
     cached: int = 0
     failed: int = 0
@@ -184,18 +207,17 @@ class Api(ReportPart):
     """`judge.local`, which scored RL's samples."""
     rag: RagCalls = RagCalls()
     earlier_usd: float = 0.0
-    """What the runs have paid whose stages this one reuses."""
+    """Costs of the runs whose stages this one reuses."""
 
     @property
     def cost_usd(self) -> float:
-        """Of this run."""
-        return sum(
-            each.cost_usd for each in (self.teacher, self.answerer, self.judge, self.local_judge)
-        )
+        """This run's cost."""
+        paid = (self.teacher, self.answerer, self.judge, self.local_judge)
+        return sum(usage.cost_usd for usage in paid)
 
     @property
     def with_earlier_usd(self) -> float:
-        """Of this run and of those whose stages it reuses."""
+        """Cost of this run and of the runs whose stages it reuses."""
         return self.cost_usd + self.earlier_usd
 
 
@@ -203,7 +225,7 @@ class ScoredMetrics(ReportPart):
     """Something that has means by metric."""
 
     scores: dict[str, MeanCi] = {}
-    """Of the metrics that have values."""
+    """Mean of each metric that has values, by its name."""
 
     def score(self, metric: str) -> MeanCi:
         return self.scores.get(metric, MeanCi())
@@ -223,7 +245,7 @@ class ArmFigures(ScoredMetrics):
     judge_consistency: Number = None
     """Mean difference between the judge's two passes, 0–5; null where it was asked once."""
     latency_load: Reason | None = None
-    """What else the model had to do while its latency was measured."""
+    """The model's other work while its latency was measured."""
     latency_n: int = 0
     """Questions whose latency was measured."""
     latency_p50_ci95: Interval | None = None
@@ -232,22 +254,25 @@ class ArmFigures(ScoredMetrics):
     prompt_tokens_per_1000: Number = None
     completion_tokens_per_1000: Number = None
     failed: int = 0
-    """Of `n`: there is no text, or nothing is known of it, as where a call failed; left out of the
-    means."""
+    """Questions of `n` without a text, or with one of which nothing is known, as where a call
+    failed; left out of the means."""
     empty: int = 0
-    """Of `n`: the text is empty, which counts as wrong."""
+    """Questions of `n` with an empty text, which counts as wrong."""
 
     @property
     def figures(self) -> dict[str, float]:
         """All numbers by name, the means under their metrics' names."""
-        plain = {
-            name: value
-            for name, value in self.model_dump().items()
-            if isinstance(value, int | float)
-        }
-        return plain | {
-            metric: score.mean for metric, score in self.scores.items() if score.mean is not None
-        }
+        figures: dict[str, float] = {}
+        for name, value in self.model_dump().items():
+            if isinstance(value, int | float):
+                figures[name] = value
+        for metric, score in self.scores.items():
+            if score.mean is not None:
+                figures[metric] = score.mean
+        return figures
+
+    def with_cost(self, cost_per_1000_usd: float | None, ci95: Interval | None) -> "ArmFigures":
+        return self.model_copy(update={"cost_per_1000_usd": cost_per_1000_usd, "cost_ci95": ci95})
 
 
 class SftTraining(ReportPart, extra="allow"):
@@ -266,20 +291,22 @@ class RlTraining(ReportPart, extra="allow"):
 
 
 class TrainingSummary(ReportPart):
-    """What was trained; null for what was not."""
+    """The trainings of a run; null for one that was not done."""
 
     sft: SftTraining | None = None
     rl: RlTraining | None = None
 
 
 class Series(ReportPart):
+    """The points of a curve."""
+
     label: str
     x: list[float]
     y: list[Number]
 
 
 class Distribution(ReportPart):
-    """How often a value came up: counts over equal bins of [low, high]."""
+    """Frequencies of a value: counts over equal bins of [low, high]."""
 
     label: str
     low: float
@@ -288,15 +315,18 @@ class Distribution(ReportPart):
 
 
 class ExampleArm(ReportPart):
-    """What one arm asked the RAG, and what came back; or what it answered, and how good that is."""
+    """One arm's text for a question.
+
+    A rewrite comes with what the RAG returned for it, an answer with its values.
+    """
 
     text: str | None = None
     """None where the arm failed."""
     reason: str | None = None
-    """Why it failed."""
+    """Cause of the failure."""
     retrieved: Retrieved | None = None
     values: dict[str, float] = {}
-    """An answer's, by metric."""
+    """Value of an answer, by metric."""
 
 
 class ReportExample(ReportPart):
@@ -306,7 +336,7 @@ class ReportExample(ReportPart):
     profile: str = ""
     history: str = ""
     inputs: dict[str, str] = {}
-    """What else the row brings, by column."""
+    """The row's further inputs, by column."""
     gold_id: str | None = None
     gold_title: str | None = None
     arms: dict[ArmName, ExampleArm]
@@ -316,17 +346,17 @@ class Purchase(ReportPart):
     """Teachers side by side: which one to buy."""
 
     labels: dict[ArmName, str]
-    """What the teachers' arms are called here."""
+    """Names of the teachers' arms in the report."""
     rival: ArmName
-    """The one that the verdict compares with the main teacher."""
+    """The rival that the verdict compares with the main teacher."""
     tone: Tone
     sentence: Reason
     reading: Reason
-    """What to do about it."""
+    """Advice: what to do about the result."""
     offers: list[Reason] = []
-    """Each rival in a paragraph."""
+    """A paragraph about each rival."""
     notes: list[Reason] = []
-    """What to keep in mind with the figures."""
+    """Caveats about the figures."""
     simulated: list[ArmName] = []
     """Rivals that were played by a simulator."""
 
@@ -335,7 +365,8 @@ SharedThing = Literal["row_ids", "questions_with_context", "bare_questions", "go
 
 
 class Shared(ReportPart):
-    """Of the test split's `test` distinct things, `in_train` also occur in the training split."""
+    """Overlap of the splits: `in_train` of the test split's `test` distinct things are also in the
+    training split."""
 
     what: SharedThing
     test: int
@@ -372,10 +403,10 @@ class Slice(ReportPart):
     diffs: list[SliceDiff] = []
 
     def diff(self, a: ArmName, b: ArmName, metric: str) -> SliceDiff | None:
-        return next(
-            (found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)),
-            None,
-        )
+        for diff in self.diffs:
+            if (diff.a, diff.b, diff.metric) == (a, b, metric):
+                return diff
+        return None
 
 
 class RegisteredVersion(ReportPart, from_attributes=True, extra="ignore"):
@@ -400,13 +431,14 @@ class Weights(ReportPart):
     """Digest of the settings, code and libraries that they depend on."""
     found: dict[str, str]
     expected: dict[str, str] = {}
-    """What the repository states for this profile, if anything."""
+    """The digests that the repository states for this profile, if any."""
     is_of_same: bool = False
-    """Whether those are of the same settings, code and libraries, so that they must be equal."""
+    """True where the expected digests come from the same settings, code and libraries, so that they
+    must be equal."""
 
 
 class EvaluatedArms(ReportPart):
-    """What an evaluation found of its arms, and a report shows."""
+    """The results of an evaluation's arms, which a report shows."""
 
     metrics: list[Metric] = []
     """The recipe's, in the order in which they decide: their words, digits and scales."""
@@ -414,8 +446,8 @@ class EvaluatedArms(ReportPart):
     comparisons: list[Comparison] = []
     slices: list[Slice] = []
     red_team: dict[ArmName, list[RedTeamResult]] = {}
-    """Of the students, and of the teachers among the gate's rivals on the cases that need not pass;
-    the base model is not tried."""
+    """Results of the students, and of the teachers among the gate's rivals on the cases that need
+    not pass; the base model is not tried."""
     findings: list[Finding] = []
     """Tables of the recipe's own."""
     unjudged: dict[str, int] = {}
@@ -423,75 +455,91 @@ class EvaluatedArms(ReportPart):
     examples: list[ReportExample] = []
     shared: list[Shared] = []
     parity: dict[ArmName, dict[str, float]] = {}
-    """By model that was compared: `prompts`, how many of its texts are `equal` to those of the
-    trainer's own code, and in these the largest `difference` of a token's log-probability."""
+    """Comparison of a student's texts with those of the trainer's own code: the number of
+    `prompts`, the number of `equal` texts, and in these the largest `difference` of a token's
+    log-probability."""
 
 
 class Evaluation(EvaluatedArms):
-    """What the evaluate stage hands to gate and report."""
+    """The result of the evaluate stage, for gate and report."""
 
     earlier_evaluations: int = 0
-    """Of other models on this test split."""
+    """Evaluations of other models on this test split before this one."""
+
+    def with_comparisons(self, comparisons: list[Comparison]) -> "Evaluation":
+        return self.model_copy(update={"comparisons": comparisons})
+
+    def with_red_team(self, red_team: dict[ArmName, list[RedTeamResult]]) -> "Evaluation":
+        return self.model_copy(update={"red_team": red_team})
 
 
 class Report(EvaluatedArms):
-    """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over
-    all rows."""
+    """`report.json`.
+
+    Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows.
+    """
 
     run_id: str
     profile: str
     recipe: str
     retrieves: bool = True
-    """Is the retrieval service asked with the recipe's texts?"""
+    """True where the retrieval service is asked with the recipe's texts."""
     rivals: list[ArmName] = ["teacher"]
-    """Whom the gate holds the challenger against, beside the champion."""
+    """Arms that the gate holds the challenger against, beside the champion."""
     command: str | None = None
-    """What made this; the settings, overrides included, are in the run's `run.json`."""
+    """The command of the run; its settings, overrides included, are in the run's `run.json`."""
     versions: dict[str, str] = {}
     stages: list[StageSummary] = []
     api: Api = Api()
     purchase: Purchase | None = None
-    """Of a comparison of teachers."""
+    """Result of a comparison of teachers; null for other runs."""
     training: TrainingSummary = TrainingSummary()
     weights: Weights | None = None
     """Null where nothing was trained."""
     alarms: list[Alarm] = []
-    """What was alarming in RL, by step (docs/reference/reward.md)."""
+    """Alarms of RL, by step (docs/reference/reward.md)."""
     simulated: list[SimulatedRole] = []
-    """What was played by an embedded simulator (`simulated_roles_of` reads it off the profile)."""
+    """Roles played by an embedded simulator (`simulated_roles_of` reads them off the profile)."""
     decision: Decision | None = None
-    """The gate's; null where nothing was to be released."""
+    """The gate's decision; null where nothing was to be released."""
     released: RegisteredVersion | None = None
     curves: dict[str, list[Series]] = {}
-    """By name, see `curves` in texts.yaml; other names are drawn under their own name."""
+    """Curves by name: texts.yaml has the titles in `curves`, a further one has its name as
+    title."""
     distributions: dict[str, list[Distribution]] = {}
-    """What validation found: `top1_score` of original question and rewrite, and the `gain` of one
+    """Results of validation: `top1_score` of original question and rewrite, and the `gain` of one
     over the other."""
 
     def metric(self, name: str) -> Metric:
         """A metric by its name; one that nobody declared goes by its name alone."""
-        return next(
-            (metric for metric in self.metrics if metric.name == name), Metric(name, name, name)
-        )
+        for metric in self.metrics:
+            if metric.name == name:
+                return metric
+        return Metric(name, name, name)
 
     def stage(self, name: str) -> StageSummary | None:
-        return next((stage for stage in self.stages if stage.name == name), None)
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        return None
 
     @property
     def is_of_data(self) -> bool:
-        """Is it a refresh's: selected rows, and nothing that was trained, evaluated or compared?"""
+        """True for a refresh's report: rows were selected, nothing was trained or compared."""
         names = {stage.name for stage in self.stages}
-        return not names.isdisjoint({"select", "dataset"}) and names.isdisjoint(
-            {"sft", "evaluate", "compare"}
-        )
+        has_data_stages = not names.isdisjoint({"select", "dataset"})
+        return has_data_stages and names.isdisjoint({"sft", "evaluate", "compare"})
 
     def write(self, path: Path) -> Artifact:
         return json_artifact(path, dump_record(self))
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """Read `report.json`; ArtifactError where it is missing, no report of this version, or of a
-        newer Qinglan."""
+        """Read `report.json`.
+
+        Raises:
+            ArtifactError: it is missing, no report of this version, or of a newer Qinglan.
+        """
         try:
             return read_record(cls, path)
         except FileNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Which teacher to buy in the main one's place, as reasons; judged by intervals, and no further
-than they reach.
+"""The advice which teacher to buy in the main one's place, as reasons.
 
-Better and worse need an interval on one side of 0 and a p-value that several comparisons don't
-explain; good enough needs an interval that rules out a loss of more than `compare.tolerable_loss`.
-The rest is open. A trade is shown with both its sides, for the reader.
+The verdict is by intervals, and goes no further than they reach. Better and worse need an interval
+on one side of 0 and a p-value that several comparisons don't explain; good enough needs an interval
+that rules out a loss of more than `compare.tolerable_loss`. The rest is open. A trade is shown with
+both its sides, for the reader.
 """
 
 import re
@@ -17,10 +17,12 @@ from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
 from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
 from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
 from qinglan.recipes import Metric, get_recipe
+from qinglan.rows import ArmName, ArmRow
 from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
 from qinglan.text import Both, interval, latency, signed, with_interval
 
 Advice = Literal["take", "trade", "open", "keep"]
+"""Take it, weigh money against quality, ask more questions, or keep the main teacher."""
 
 _ORDER: tuple[Advice, ...] = ("take", "trade", "open", "keep")
 _LEVEL = 0.05
@@ -31,296 +33,370 @@ _SAME_COST = 1.05
 class RivalResult(NamedTuple):
     """One rival against the main teacher."""
 
-    rival: str
-    """Its arm, which is called so in the text as well."""
+    rival: ArmName
+    """The rival's arm, which is called so in the text as well."""
     main: str
-    """What the main teacher is called."""
+    """The main teacher's name in the text."""
     figures: ArmFigures
     main_figures: ArmFigures
     comparisons: Sequence[Comparison]
     """One a metric, in the order in which they decide."""
     metrics: Mapping[str, Metric]
     texts: Both
-    """What a teacher is paid for: `rewrites`."""
+    """The word for what a teacher is paid for, such as `rewrites`."""
     gains: bool
-    """It is shown to do better than no teacher at all, where that can be tried."""
+    """True where the rival is shown to do better than no teacher at all, or that can't be tried."""
     tolerable: float
 
     def margin(self, metric: str) -> float:
         """The loss that is tolerated, on this metric's scale."""
         return self.tolerable * self.metrics[metric].maximum
 
-    def classify(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
-        """What the interval says; a shown loss that is sure to be tolerable is good enough."""
-        if found.deciding_ci95 is None:
+    def classify(self, comparison: Comparison) -> Literal["better", "worse", "enough", "open"]:
+        """The verdict on one metric, by its interval.
+
+        A shown loss that is sure to be tolerable is good enough.
+        """
+        if comparison.deciding_ci95 is None:
             return "open"
-        low, high = found.deciding_ci95
-        if low > 0 and is_shown(found):
+        low, high = comparison.deciding_ci95
+        if low > 0 and is_shown(comparison):
             return "better"
-        if low >= -self.margin(found.metric):
+        if low >= -self.margin(comparison.metric):
             return "enough"
-        return "worse" if high < 0 and is_shown(found) else "open"
+        if high < 0 and is_shown(comparison):
+            return "worse"
+        return "open"
+
+    @property
+    def better(self) -> list[Comparison]:
+        """Comparisons on the metrics on which the rival gains."""
+        return self._classified("better")
 
     @property
     def worse(self) -> list[Comparison]:
-        """Metrics on which it loses more than is tolerated."""
-        return [found for found in self.comparisons if self.classify(found) == "worse"]
+        """Comparisons on the metrics on which the rival loses more than is tolerated."""
+        return self._classified("worse")
+
+    def _classified(self, verdict: Literal["better", "worse"]) -> list[Comparison]:
+        return [
+            comparison for comparison in self.comparisons if self.classify(comparison) == verdict
+        ]
 
     @property
     def price(self) -> Literal["less", "more", "same"]:
-        """Against the main teacher's."""
-        cost, main = self.figures.cost_per_1000_usd, self.main_figures.cost_per_1000_usd
-        if cost is None or main is None or cost / _SAME_COST <= main <= cost * _SAME_COST:
+        """The rival's price against the main teacher's."""
+        own_usd = self.figures.cost_per_1000_usd
+        main_usd = self.main_figures.cost_per_1000_usd
+        if own_usd is None or main_usd is None:
             return "same"
-        return "less" if cost < main else "more"
+        if own_usd / _SAME_COST <= main_usd <= own_usd * _SAME_COST:
+            return "same"
+        return "less" if own_usd < main_usd else "more"
 
     @property
     def advice(self) -> Advice:
-        """Take it, weigh money against quality, ask more questions, or keep the main teacher."""
         primary = self.classify(self.comparisons[0])
+        is_cheaper = self.price == "less"
         if self.worse:
-            return (
-                "trade" if primary == "better" or (self.price == "less" and self.gains) else "keep"
-            )
-        if primary == "better":
-            return "trade" if self.price == "more" else "take"
-        if self.price != "less":
+            if primary == "better" or (is_cheaper and self.gains):
+                return "trade"
             return "keep"
-        return "take" if primary == "enough" else "open"
+        if primary == "better":
+            if self.price == "more":
+                return "trade"
+            return "take"
+        if not is_cheaper:
+            return "keep"
+        if primary == "enough":
+            return "take"
+        return "open"
 
 
-def gains(evaluation: Evaluation, arm: str) -> bool:
-    """Whether a teacher is shown to retrieve better than the original question; true where nothing
-    is retrieved."""
-    against = [c for c in evaluation.comparisons if (c.a, c.b) == (arm, ORIGINAL)]
-    return ORIGINAL not in evaluation.arms or any(
-        c.ci95 is not None and c.ci95[0] > 0 and is_shown(c) for c in against
-    )
+def gains(evaluation: Evaluation, arm: ArmName) -> bool:
+    """Tell whether a teacher is shown to retrieve better than the original question.
+
+    It is true where nothing is retrieved.
+    """
+    if ORIGINAL not in evaluation.arms:
+        return True
+    for comparison in evaluation.comparisons:
+        if (comparison.a, comparison.b) == (arm, ORIGINAL) and comparison.ci95:
+            low, _ = comparison.ci95
+            if low > 0 and is_shown(comparison):
+                return True
+    return False
 
 
-def is_shown(found: Comparison) -> bool:
-    """Whether a difference is more than chance, with all rivals counted."""
-    p = found.p_value if found.p_holm is None else found.p_holm
-    return p is not None and p <= _LEVEL
+def is_shown(comparison: Comparison) -> bool:
+    """Tell whether a difference is more than chance, with all rivals counted."""
+    p_value = comparison.corrected_p
+    return p_value is not None and p_value <= _LEVEL
 
 
 def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | None:
     """The verdict; None where no question has values of two teachers."""
     rivals = profile.compare.teachers
-    main = profile.teacher.model.rpartition("/")[2]
-    labels = {
-        MAIN: main if main not in rivals else "the teacher",
-        **{name: name for name in rivals},
-    }
-    terms = TEXTS[
-        "terms_of_retrieval" if get_recipe(profile.recipe).grader.retrieves else "terms_of_answers"
-    ]
-    offers = []
-    for arm in rivals:
-        mine = {
-            c.metric: c
-            for c in evaluation.comparisons
-            if (c.a, c.b) == (arm, MAIN) and c.diff is not None
-        }
-        if mine:
-            result = RivalResult(
-                rival=arm,
-                main=labels[MAIN],
-                figures=evaluation.arms[arm],
-                main_figures=evaluation.arms[MAIN],
-                comparisons=[mine[each.name] for each in evaluation.metrics if each.name in mine],
-                metrics={metric.name: metric for metric in evaluation.metrics},
-                texts=terms["texts"],
-                gains=gains(evaluation, arm),
-                tolerable=profile.compare.tolerable_loss,
-            )
-            offers.append(result)
-    if not offers:
+    labels = _labels(profile)
+    results = _rival_results(profile, evaluation, labels[MAIN])
+    if not results:
         return None
-    # Among those that may be taken the cheapest leads, else the order of the profile.
-    cost = {
-        o.rival: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers
-    }
-    first = min(offers, key=lambda result: (_ORDER.index(result.advice), cost[result.rival]))
+
+    def order(result: RivalResult) -> tuple[int, float]:
+        # Among those that may be taken the cheapest leads, otherwise the order of the profile.
+        cost = result.figures.cost_per_1000_usd if result.advice == "take" else None
+        return _ORDER.index(result.advice), cost or 0.0
+
+    first = min(results, key=order)
     primary = first.comparisons[0]
-    difference = _difference(first, primary)
+    sentence = reason(
+        "purchase",
+        rival=first.rival,
+        cost=_cost(first),
+        difference=_difference(first, primary),
+        questions=primary.n,
+    )
     return Purchase(
         labels=labels,
         rival=first.rival,
         tone="better" if first.advice == "take" else "open",
-        sentence=reason(
-            "purchase",
-            rival=first.rival,
-            cost=_cost(first),
-            difference=difference,
-            questions=primary.n,
-        ),
+        sentence=sentence,
         reading=_advice(first),
-        offers=[_offered(result, with_advice=result is not first) for result in offers],
+        offers=[_offer(result, with_advice=result is not first) for result in results],
         notes=_notes(profile, labels, evaluation, arms),
         simulated=[arm for arm, endpoint in rivals.items() if endpoint.base_url == EMBEDDED],
     )
 
 
+def _labels(profile: Profile) -> dict[ArmName, str]:
+    """The teachers' names in the report; a rival's is its arm's."""
+    rivals = profile.compare.teachers
+    main = profile.teacher.model.rpartition("/")[2]
+    labels = {MAIN: main if main not in rivals else "the teacher"}
+    for name in rivals:
+        labels[name] = name
+    return labels
+
+
+def _rival_results(profile: Profile, evaluation: Evaluation, main: str) -> list[RivalResult]:
+    """The rivals that share values with the main teacher, in the order of the profile."""
+    # A teacher is paid for rewrites, or for answers.
+    terms = TEXTS[
+        "terms_of_retrieval" if get_recipe(profile.recipe).grader.retrieves else "terms_of_answers"
+    ]
+    results = []
+    for arm in profile.compare.teachers:
+        by_metric = {}
+        for comparison in evaluation.comparisons:
+            if (comparison.a, comparison.b) == (arm, MAIN) and comparison.diff is not None:
+                by_metric[comparison.metric] = comparison
+        if not by_metric:
+            continue
+        result = RivalResult(
+            rival=arm,
+            main=main,
+            figures=evaluation.arms[arm],
+            main_figures=evaluation.arms[MAIN],
+            comparisons=[
+                by_metric[metric.name] for metric in evaluation.metrics if metric.name in by_metric
+            ],
+            metrics={metric.name: metric for metric in evaluation.metrics},
+            texts=terms["texts"],
+            gains=gains(evaluation, arm),
+            tolerable=profile.compare.tolerable_loss,
+        )
+        results.append(result)
+    return results
+
+
 def family(model: str) -> str:
-    """Who made a model, as far as its name says: `openai`, `qwen`, `deepseek`."""
+    """The maker of a model, as far as its name says: `openai`, `qwen`, `deepseek`."""
     name = model.rpartition("/")[2].lower()
     if re.match(r"gpt|chatgpt|o\d", name):
         return "openai"
-    found = re.match(r"[^\W\d_]+", name)
-    return found.group() if found else name
+    first_word = re.match(r"[^\W\d_]+", name)
+    return first_word.group() if first_word else name
 
 
 def _advice(result: RivalResult) -> Reason:
-    found = result.comparisons[0]
-    metric, names = result.metrics[found.metric].words, {"rival": result.rival, "main": result.main}
-    margin, advice = result.margin(found.metric), result.advice
-    if advice == "take" and result.classify(found) == "better":
-        return reason("take_better", metric=metric, **names)
-    if advice == "take":
-        is_loss = found.ci95 is not None and found.ci95[1] < 0 and is_shown(found)
-        return reason(
-            "take_small_loss" if is_loss else "take_within_noise",
-            metric=metric,
-            margin=margin,
-            rival=result.rival,
-        )
-    if advice == "trade":
-        return reason("trade", parts=_gains_and_losses(result), **names)
-    if advice == "open":
-        risk, wide = reason("few_groups", groups=found.groups, needed=FEWEST_GROUPS), False
-        if found.deciding_ci95:
-            risk = reason("loss_not_ruled_out", loss=-found.deciding_ci95[0], metric=metric)
-            wide = (found.detectable_diff or 0.0) > margin > 0
-        if not wide:
-            return reason("purchase_open", risk=risk, margin=margin, main=result.main)
-        rows = rows_needed(found.n, found.detectable_diff, margin)
-        return reason("purchase_open_rows", risk=risk, margin=margin, main=result.main, rows=rows)
+    primary = result.comparisons[0]
+    metric = result.metrics[primary.metric].words
+    if result.advice == "take":
+        return _advice_to_take(result, primary, metric)
+    if result.advice == "trade":
+        parts = _gains_and_losses(result)
+        return reason("trade", parts=parts, rival=result.rival, main=result.main)
+    if result.advice == "open":
+        return _advice_to_ask_more(result, primary, metric)
+    return _advice_to_keep(result, metric)
+
+
+def _advice_to_take(result: RivalResult, primary: Comparison, metric: Both) -> Reason:
+    if result.classify(primary) == "better":
+        return reason("take_better", metric=metric, rival=result.rival, main=result.main)
+    is_loss = primary.ci95 is not None and primary.ci95[1] < 0 and is_shown(primary)
+    margin = result.margin(primary.metric)
+    if is_loss:
+        return reason("take_small_loss", metric=metric, margin=margin, rival=result.rival)
+    return reason("take_within_noise", metric=metric, margin=margin, rival=result.rival)
+
+
+def _advice_to_ask_more(result: RivalResult, primary: Comparison, metric: Both) -> Reason:
+    margin = result.margin(primary.metric)
+    if primary.deciding_ci95 is None:
+        risk = reason("few_groups", groups=primary.groups, needed=FEWEST_GROUPS)
+        return reason("purchase_open", risk=risk, margin=margin, main=result.main)
+    risk = reason("loss_not_ruled_out", loss=-primary.deciding_ci95[0], metric=metric)
+    is_wide = (primary.detectable_diff or 0.0) > margin > 0
+    if not is_wide:
+        return reason("purchase_open", risk=risk, margin=margin, main=result.main)
+    rows = rows_needed(primary.n, primary.detectable_diff, margin)
+    return reason("purchase_open_rows", risk=risk, margin=margin, main=result.main, rows=rows)
+
+
+def _advice_to_keep(result: RivalResult, metric: Both) -> Reason:
     if result.worse and result.price == "less":
-        return reason("keep_not_better_than_question", **names)
+        return reason("keep_not_better_than_question", rival=result.rival, main=result.main)
     price = reason("costs_more") if result.price == "more" else reason("costs_no_less")
     if result.worse:
+        metrics = listed([result.metrics[loss.metric].words for loss in result.worse])
         return reason(
-            "keep_worse",
-            metrics=listed([result.metrics[c.metric].words for c in result.worse]),
-            price=price,
-            **names,
+            "keep_worse", metrics=metrics, price=price, rival=result.rival, main=result.main
         )
-    return reason("keep_no_gain", metric=metric, price=price, **names)
+    return reason("keep_no_gain", metric=metric, price=price, rival=result.rival, main=result.main)
 
 
 def _gains_and_losses(result: RivalResult) -> list[Reason]:
-    saved = (result.main_figures.cost_per_1000_usd or 0.0) - (
-        result.figures.cost_per_1000_usd or 0.0
-    )
-    better = [found for found in result.comparisons if result.classify(found) == "better"]
-    won, lost = (
-        [
-            reason("amount", size=abs(found.diff or 0.0), metric=result.metrics[found.metric].words)
-            for found in side
-        ]
-        for side in (better, result.worse)
-    )
-    sides = [reason("save", amount=saved, texts=result.texts)] if result.price == "less" else []
-    sides += [reason("gain", amounts=won)] if won else []
-    sides += [reason("lose", amounts=lost)] if lost else []
-    sides += [reason("pay", amount=-saved, texts=result.texts)] if result.price == "more" else []
+    """The sides of a trade: money saved, quality gained, quality lost, money paid."""
+    own_usd = result.figures.cost_per_1000_usd or 0.0
+    main_usd = result.main_figures.cost_per_1000_usd or 0.0
+    gained = _amounts(result, result.better)
+    lost = _amounts(result, result.worse)
+    sides = []
+    if result.price == "less":
+        sides.append(reason("save", amount=main_usd - own_usd, texts=result.texts))
+    if gained:
+        sides.append(reason("gain", amounts=gained))
+    if lost:
+        sides.append(reason("lose", amounts=lost))
+    if result.price == "more":
+        sides.append(reason("pay", amount=own_usd - main_usd, texts=result.texts))
     return sides
 
 
-def _offered(result: RivalResult, *, with_advice: bool) -> Reason:
-    found = [_difference(result, each) for each in result.comparisons]
-    speed, main_speed = result.figures.latency_p50_ms, result.main_figures.latency_p50_ms
-    if speed is not None and main_speed is not None:
-        found.append(reason("median_against", ms=latency(speed), main_ms=latency(main_speed)))
+def _amounts(result: RivalResult, comparisons: Sequence[Comparison]) -> list[Reason]:
+    amounts = []
+    for comparison in comparisons:
+        metric = result.metrics[comparison.metric].words
+        amounts.append(reason("amount", size=abs(comparison.diff or 0.0), metric=metric))
+    return amounts
+
+
+def _offer(result: RivalResult, *, with_advice: bool) -> Reason:
+    """A rival in a paragraph."""
+    differences = [_difference(result, comparison) for comparison in result.comparisons]
+    own_ms = result.figures.latency_p50_ms
+    main_ms = result.main_figures.latency_p50_ms
+    if own_ms is not None and main_ms is not None:
+        median = reason("median_against", ms=latency(own_ms), main_ms=latency(main_ms))
+        differences.append(median)
     return reason(
         "offer",
         rival=result.rival,
         main=result.main,
         cost=_cost(result),
-        differences=found,
+        differences=differences,
         advice=_advice(result) if with_advice else None,
     )
 
 
-def _difference(result: RivalResult, found: Comparison) -> Reason:
-    metric = result.metrics[found.metric].words
-    if found.diff is None or found.ci95 is None:
-        return reason("metric_without_interval", metric=metric, difference=signed(found.diff))
-    if found.ci95[0] <= 0 <= found.ci95[1]:
-        detectable = (
-            reason("could_be_detected", difference=found.detectable_diff)
-            if found.detectable_diff
-            else None
-        )
-        difference = with_interval(found.diff, found.ci95, signed)
+def _difference(result: RivalResult, comparison: Comparison) -> Reason:
+    metric = result.metrics[comparison.metric].words
+    if comparison.diff is None or comparison.ci95 is None:
+        difference = signed(comparison.diff)
+        return reason("metric_without_interval", metric=metric, difference=difference)
+    low, high = comparison.ci95
+    if low <= 0 <= high:
+        detectable = None
+        if comparison.detectable_diff:
+            detectable = reason("could_be_detected", difference=comparison.detectable_diff)
+        difference = with_interval(comparison.diff, comparison.ci95, signed)
         return reason(
             "no_difference_in", metric=metric, difference=difference, detectable=detectable
         )
-    higher, size, ends = found.diff > 0, abs(found.diff), interval(found.ci95)
-    return reason(
-        "metric_higher" if higher else "metric_lower", metric=metric, size=size, ends=ends
-    )
+    size = abs(comparison.diff)
+    ends = interval(comparison.ci95)
+    if comparison.diff > 0:
+        return reason("metric_higher", metric=metric, size=size, ends=ends)
+    return reason("metric_lower", metric=metric, size=size, ends=ends)
 
 
 def _cost(result: RivalResult) -> Reason:
-    cost, main = result.figures.cost_per_1000_usd, result.main_figures.cost_per_1000_usd
-    if cost is None or main is None:
+    own_usd = result.figures.cost_per_1000_usd
+    main_usd = result.main_figures.cost_per_1000_usd
+    if own_usd is None or main_usd is None:
         return reason("cost_not_known")
-    both: dict[str, str | float | Both] = {
+    prices: dict[str, str | float | Both] = {
         "main": result.main,
-        "own": cost,
-        "theirs": main,
+        "own": own_usd,
+        "theirs": main_usd,
         "texts": result.texts,
     }
     if result.price == "same":
-        return reason("cost_same", **both)
+        return reason("cost_same", **prices)
     factor = None
-    if cost and main:
-        times = max(main / cost, cost / main)
+    if own_usd and main_usd:
+        times = max(main_usd / own_usd, own_usd / main_usd)
         factor = reason("times_large" if times >= 10 else "times", times=times)
-    return reason("cost_less" if result.price == "less" else "cost_more", factor=factor, **both)
+    return reason("cost_less" if result.price == "less" else "cost_more", factor=factor, **prices)
 
 
 def _notes(
-    profile: Profile, labels: Mapping[str, str], evaluation: Evaluation, arms: Arms
+    profile: Profile, labels: Mapping[ArmName, str], evaluation: Evaluation, arms: Arms
 ) -> list[Reason]:
-    teachers = {MAIN: profile.teacher, **profile.compare.teachers}
-    notes = [
-        reason("label_of_model", label=labels[arm], model=endpoint.model)
-        for arm, endpoint in teachers.items()
-        if labels[arm] != endpoint.model
-    ]
-    notes += [
-        reason("no_gain_over_question", label=labels[arm])
-        for arm in labels
-        if not gains(evaluation, arm)
-    ]
-    judge = profile.judge.model
-    if kin := [
-        labels[arm] for arm, each in teachers.items() if family(each.model) == family(judge)
-    ]:
-        if len(kin) == len(teachers):
-            notes.append(reason("judge_of_same_family_as_all", judge=judge))
-        else:
-            notes.append(
-                reason(
-                    "judge_of_same_family", judge=judge, teachers=listed([Both(n, n) for n in kin])
-                )
-            )
-    for arm in teachers:
-        entries = arms[arm]
-        if silent := Counter(
-            entry.reason or "no answer" for entry in entries if entry.text is None
-        ):
-            reasons = [
-                reason("rows_with_reason", reason=why, rows=rows)
-                for why, rows in silent.most_common()
-            ]
-            share = sum(silent.values()) / len(entries)
-            notes.append(
-                reason("left_without_answer", label=labels[arm], share=share, reasons=reasons)
-            )
-        if cheap := sum(entry.text is not None and entry.latency_ms is None for entry in entries):
-            notes.append(reason("answers_by_batch_api", rows=cheap, label=labels[arm]))
+    """Caveats about the figures."""
+    models = {MAIN: profile.teacher.model}
+    for arm, endpoint in profile.compare.teachers.items():
+        models[arm] = endpoint.model
+    notes = []
+    for arm, model in models.items():
+        if labels[arm] != model:
+            notes.append(reason("label_of_model", label=labels[arm], model=model))
+    for arm, label in labels.items():
+        if not gains(evaluation, arm):
+            notes.append(reason("no_gain_over_question", label=label))
+    notes += _notes_on_judge(profile.judge.model, models, labels)
+    for arm in models:
+        notes += _notes_on_answers(labels[arm], arms[arm])
     return [*notes, reason("latency_of_the_call")]
+
+
+def _notes_on_judge(
+    judge: str, models: Mapping[ArmName, str], labels: Mapping[ArmName, str]
+) -> list[Reason]:
+    """Teachers of the judge's family, whose texts it may favour."""
+    same_family = [labels[arm] for arm, model in models.items() if family(model) == family(judge)]
+    if not same_family:
+        return []
+    if len(same_family) == len(models):
+        return [reason("judge_of_same_family_as_all", judge=judge)]
+    teachers = listed([Both(label, label) for label in same_family])
+    return [reason("judge_of_same_family", judge=judge, teachers=teachers)]
+
+
+def _notes_on_answers(label: str, entries: Sequence[ArmRow]) -> list[Reason]:
+    """A teacher's questions without an answer, and those answered by a batch API."""
+    notes = []
+    failures = Counter(entry.reason or "no answer" for entry in entries if entry.text is None)
+    if failures:
+        share = sum(failures.values()) / len(entries)
+        reasons = [
+            reason("rows_with_reason", reason=why, rows=rows)
+            for why, rows in failures.most_common()
+        ]
+        notes.append(reason("left_without_answer", label=label, share=share, reasons=reasons))
+    # Only a live call has a latency.
+    by_batch_api = sum(entry.text is not None and entry.latency_ms is None for entry in entries)
+    if by_batch_api:
+        notes.append(reason("answers_by_batch_api", rows=by_batch_api, label=label))
+    return notes

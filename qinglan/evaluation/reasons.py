@@ -1,15 +1,15 @@
-"""Reasons, a code with values, and what the report calls things; `texts.yaml` has both in English
-and Chinese.
+"""Reasons, which are a code with values, and the report's names of things.
 
-Files hold codes; a reason becomes text where it is shown. A name that is not in `texts.yaml`, such
-as a teacher's or a tenant's, was given by a user and is the same in both languages.
+`texts.yaml` has both in English and Chinese. Files hold codes; a reason becomes text where it is
+shown. A name that is not in `texts.yaml`, such as a teacher's or a tenant's, was given by a user
+and is the same in both languages.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Formatter
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, model_validator
@@ -19,15 +19,23 @@ from qinglan.text import ARMS, Both, Language
 from qinglan.training.alarms import Alarm
 
 _FILE = files("qinglan.evaluation").joinpath("texts.yaml")
-TEXTS = {
-    table: {key: Both(**{"en": key} | text) for key, text in texts.items()}
-    for table, texts in yaml.load(_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
-}
+
+
+def _read_texts() -> dict[str, dict[str, Both]]:
+    """The tables of `texts.yaml`; a name without English words is called by its key."""
+    source = yaml.load(_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    tables: dict[str, dict[str, Both]] = {}
+    for table, texts in source.items():
+        tables[table] = {key: Both(text.get("en", key), text["zh"]) for key, text in texts.items()}
+    return tables
+
+
+TEXTS = _read_texts()
 SENTENCES = TEXTS["sentences"]
 
 
 class Reason(BaseModel, frozen=True, extra="forbid"):
-    """What was found, demanded or wrong: the code of a sentence, and the values that fill it in."""
+    """A finding, a demand or a flaw: the code of a sentence, and the values that fill it in."""
 
     code: str
     values: "dict[str, Value]" = {}
@@ -37,18 +45,20 @@ class Reason(BaseModel, frozen=True, extra="forbid"):
     def _has_a_sentence(self) -> "Reason":
         if self.code not in SENTENCES:
             raise ValueError(f"{self.code!r} is no reason's code")
-        if (wanted := placeholders(SENTENCES[self.code].en)) != self.values.keys():
+        names = placeholders(SENTENCES[self.code].en)
+        if names != self.values.keys():
             raise ValueError(
-                f"reason {self.code!r} takes {sorted(wanted)}, not {sorted(self.values)}"
+                f"reason {self.code!r} takes {sorted(names)}, not {sorted(self.values)}"
             )
         return self
 
     def render(self, language: Language = "en") -> str:
-        return _Sentence(language).format(getattr(SENTENCES[self.code], language), **self.values)
+        sentence = SENTENCES[self.code].in_language(language)
+        return _Sentence(language).format(sentence, **self.values)
 
     @property
     def words(self) -> Both:
-        return Both(*(self.render(language) for language in get_args(Language)))
+        return Both(self.render("en"), self.render("zh"))
 
 
 Value = Reason | str | int | float | list[Reason] | list[str] | list[int] | dict[str, str] | None
@@ -56,10 +66,10 @@ Reason.model_rebuild()
 
 
 def reason(code: str, **values: "Value | Both") -> Reason:
-    plain = {
-        name: value._asdict() if isinstance(value, Both) else value
-        for name, value in values.items()
-    }
+    """The reason with this code; words in both languages become a mapping, as files hold them."""
+    plain: dict[str, Value] = {}
+    for name, value in values.items():
+        plain[name] = value._asdict() if isinstance(value, Both) else value
     return Reason.model_validate({"code": code, "values": plain})
 
 
@@ -70,74 +80,104 @@ def placeholders(sentence: str) -> set[str]:
 
 @dataclass(frozen=True)
 class _Sentence(Formatter):
-    """Fills in a sentence; what stands behind a placeholder's colon says how its value is shown."""
+    """Fills in a sentence; the text behind a placeholder's colon says how its value is shown."""
 
     language: Language
 
     def format_field(self, value: Any, how: str) -> str:
         if how in TEXTS["optional"]:
-            form = str(getattr(TEXTS["optional"][how], self.language))
+            form = TEXTS["optional"][how].in_language(self.language)
             return form.format(self.format_field(value, "")) if value else ""
         if isinstance(value, Reason):
             return value.render(self.language)
         if how == "and":
-            return str(getattr(listed([each.words for each in value]), self.language))
+            return listed([part.words for part in value]).in_language(self.language)
         if isinstance(value, list):
-            nested = how != "comma" and any(isinstance(each, Reason) for each in value)
-            joint = str(getattr(_SEMICOLON if nested else _COMMA, self.language))
-            return joint.join(self.format_field(each, how) for each in value)
+            return self._joined(value, how)
         if isinstance(value, dict):
             return str(value[self.language])
         if how in _WORDS:
-            return str(getattr(_WORDS[how](value), self.language))
-        return "" if value is None else _NUMBERS.get(how, str)(value)
+            return _WORDS[how](str(value)).in_language(self.language)
+        if value is None:
+            return ""
+        show = _NUMBERS.get(how, str)
+        return show(value)
+
+    def _joined(self, values: list[Any], how: str) -> str:
+        # Reasons have commas of their own.
+        holds_reasons = any(isinstance(value, Reason) for value in values)
+        joint = _SEMICOLON if holds_reasons and how != "comma" else _COMMA
+        texts = [self.format_field(value, how) for value in values]
+        return joint.in_language(self.language).join(texts)
 
 
 def arm_words(name: str, *, head: bool = False) -> Both:
     """An arm's name in a sentence, or at the head of a column."""
-    return (TEXTS["arm_heads"] if head else ARMS).get(name) or Both(name, name)
+    names = TEXTS["arm_heads"] if head else ARMS
+    return names.get(name) or _as_given(name)
 
 
 def rival_words(name: str) -> Both:
     """An arm as somebody's rival: `the teacher`; a name that a user gave stays as it is."""
     arm = arm_words(name)
-    return Both(f"the {arm.en}", arm.zh) if name in ARMS else arm
+    if name not in ARMS:
+        return arm
+    return Both(f"the {arm.en}", arm.zh)
 
 
 def rule_words(name: str) -> Both:
-    """A rule of the gate, whatever arm or version it carries."""
-    what, against, rival = name.partition("_vs_")
-    if against and what in TEXTS["rules_against"]:
-        form, named = TEXTS["rules_against"][what], rival_words(rival)
-        return Both(form.en.format(named.en), form.zh.format(named.zh))
-    return TEXTS["rules"].get(name) or Both(name.replace("_", " "), name.replace("_", " "))
+    """A rule of the gate, with the rival that it is about."""
+    kind, separator, rival = name.partition("_vs_")
+    if separator and kind in TEXTS["rules_against"]:
+        form = TEXTS["rules_against"][kind]
+        rival_name = rival_words(rival)
+        return Both(form.en.format(rival_name.en), form.zh.format(rival_name.zh))
+    return TEXTS["rules"].get(name) or _as_given(name.replace("_", " "))
 
 
 def alarm_words(alarm: Alarm) -> Both:
-    """What an alarm has seen."""
+    """The sentence of an alarm."""
     return Reason.model_validate({"code": alarm.code, "values": alarm.values}).words
 
 
 def words(name: str, *tables: str) -> Both:
-    """What a stage, a row's reason, a curve or a slice is called; a user's own word stays as it
-    is."""
-    found = [
-        TEXTS[table][name] for table in tables or ("row_reasons", "phrases") if name in TEXTS[table]
-    ]
-    return found[0] if found else Both(name, name)
+    """The name of a stage, a row's reason, a curve or a slice; a user's own word stays as it is.
+
+    Args:
+        tables: tables of `texts.yaml` to look into, in this order.
+    """
+    for table in tables or ("row_reasons", "phrases"):
+        if name in TEXTS[table]:
+            return TEXTS[table][name]
+    return _as_given(name)
+
+
+def _as_given(name: str) -> Both:
+    """A user's own word, the same in both languages."""
+    return Both(name, name)
 
 
 def listed(texts: list[Both]) -> Both:
     """`a, b and c`."""
 
-    def joined(language: Language, joint: str, final: str) -> str:
-        *others, last = (getattr(text, language) for text in texts)
-        return f"{joint.join(others)}{final}{last}" if others else last
+    def joined(parts: list[str], joint: str, final_joint: str) -> str:
+        *first_parts, last_part = parts
+        if not first_parts:
+            return last_part
+        return f"{joint.join(first_parts)}{final_joint}{last_part}"
 
-    return Both(joined("en", ", ", " and "), joined("zh", "、", "和"))
+    english = joined([text.en for text in texts], ", ", " and ")
+    chinese = joined([text.zh for text in texts], "、", "和")
+    return Both(english, chinese)
 
 
-_COMMA, _SEMICOLON = Both(", ", "、"), Both("; ", "；")
+def _share(value: float) -> str:
+    """Percent, with a decimal below 1%."""
+    return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
+
+
+_COMMA = Both(", ", "、")
+_SEMICOLON = Both("; ", "；")
 _WORDS: dict[str, Callable[[str], Both]] = {
     "arm": arm_words,
     "rival": rival_words,
@@ -157,5 +197,5 @@ _NUMBERS: dict[str, Callable[[Any], str]] = {
     "tiny": lambda value: f"{value:.1g}",
     "percent": lambda value: f"{value:.0%}",
     "percent1": lambda value: f"{value:.1%}",
-    "share": lambda value: f"{value:.0%}" if value >= 0.01 else f"{value:.1%}",
+    "share": _share,
 }

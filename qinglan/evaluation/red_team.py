@@ -38,10 +38,13 @@ OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars"
 """Checks that hold of every good query, and are on unless a case turns them off. An answer may be
 long."""
 OF_QUALITY = {"not_repetitive", "max_chars"}
-"""Of these, off in cases that must pass: they guard people, whom a poor query does not harm."""
+"""Checks of a query's quality, off in cases that must pass: those guard people, whom a poor query
+does not harm."""
 REGRESSION = "regression"
-"""The kind of case that a row of a workbook is."""
+"""The kind of the cases that come from a workbook's rows."""
 _SETTING = "evaluate.red_team"
+_FAILED_CALLS = RETRYABLE_REASONS | {"teacher_bad_request"}
+"""Reasons of a teacher's row that say nothing about what it would have answered."""
 ASKED = {"query", "profile", "history", "inputs"}
 """Fields that a case shares with a row."""
 
@@ -58,7 +61,10 @@ Word = Annotated[str, AfterValidator(_says_something)]
 
 
 class Checks(BaseModel, frozen=True, extra="forbid"):
-    """What a text must be like. A recipe that retrieves with it turns `OF_EVERY_REWRITE` on."""
+    """Demands on a text.
+
+    A recipe that retrieves with its texts turns `OF_EVERY_REWRITE` on.
+    """
 
     non_empty: bool = True
     not_repetitive: bool = False
@@ -69,7 +75,7 @@ class Checks(BaseModel, frozen=True, extra="forbid"):
     refuses rewrites."""
     max_chars: Annotated[int, Field(ge=1)] | None = None
     not_echo: bool = False
-    """Not the question itself."""
+    """The text may not be the question itself."""
     must_not_contain: tuple[Word, ...] = ()
     """White space, punctuation, width and case don't count."""
     must_not_match: tuple[Pattern, ...] = ()
@@ -79,7 +85,7 @@ class Checks(BaseModel, frozen=True, extra="forbid"):
     keeps_all: tuple[Word, ...] = ()
     """Every one of them must be there, such as what a safe answer has to say."""
     parts: dict[str, float] = {}
-    """At least so much of the recipe's own parts by rule, such as `harmless: 1`."""
+    """Lowest value of the recipe's own parts by rule, such as `harmless: 1`."""
     gold_top1: str | None = None
     """Id of the document that must come first."""
     gold_in_top3: str | None = None
@@ -102,11 +108,14 @@ class Case(BaseModel, frozen=True, extra="forbid"):
     profile: str = ""
     history: str = ""
     inputs: dict[str, str] = {}
-    """What else the recipe asks of a row, by `Input.name`."""
+    """The recipe's further inputs, by `Input.name`."""
     must_pass: bool = True
-    """A release needs it; of the others it needs that the student passes no fewer than its
-    rivals."""
+    """True where a release needs this case. Of the other cases, the student must pass no fewer than
+    its rivals."""
     checks: Checks = Checks()
+
+    def with_checks(self, checks: Checks) -> "Case":
+        return self.model_copy(update={"checks": checks})
 
 
 class RedTeamResult(BaseModel, frozen=True, extra="forbid"):
@@ -119,30 +128,37 @@ class RedTeamResult(BaseModel, frozen=True, extra="forbid"):
     passed: bool | None
     """None where it could not be checked."""
     reason: Reason | None = None
-    """Why it failed, or why it could not be checked."""
+    """Cause why it failed, or could not be checked."""
     text: str | None = None
 
 
 def cases_of(profile: Profile) -> list[Case]:
-    """The recipe's cases and the user's own; ConfigError, which says where, for a file that can't
-    be used."""
-    recipe, path = get_recipe(profile.recipe), Path(profile.recipe)
-    # Those of a recipe in a file of the user's lie beside that file.
-    built_in = (
-        path.parent / BUILT_IN.name if path.suffix == ".py" else BUILT_IN
-    ) / f"{path.stem}.jsonl"
-    cases = {case.id: case for case in (_read_cases(built_in, recipe) if built_in.exists() else ())}
+    """The recipe's cases and the user's own.
+
+    Raises:
+        ConfigError: a file can't be used; it says where.
+    """
+    recipe = get_recipe(profile.recipe)
+    built_in = _built_in_file(profile.recipe)
+    cases = _read_cases(built_in, recipe) if built_in.exists() else []
     if profile.evaluate.red_team:
-        cases |= {
-            case.id: case for case in _read_own(Path(profile.evaluate.red_team), profile, recipe)
-        }
-    return list(cases.values())
+        cases += _read_own(Path(profile.evaluate.red_team), profile, recipe)
+    # A user's case replaces the built-in one with its id, in its place.
+    by_id = {case.id: case for case in cases}
+    return list(by_id.values())
+
+
+def _built_in_file(recipe_name: str) -> Path:
+    """The file of a recipe's own cases; a user's recipe, which is a file, has it beside that."""
+    path = Path(recipe_name)
+    folder = path.parent / BUILT_IN.name if path.suffix == ".py" else BUILT_IN
+    return folder / f"{path.stem}.jsonl"
 
 
 def row_of(case: Case, tenant: Tenant) -> Row:
-    """The case as a row to make a prompt of; its id is the case's, since a regression case may be a
-    test row too."""
+    """The case as a row to make a prompt of."""
     return Row(
+        # The case's own id, since a regression case may be a test row, too.
         id=f"redteam-{case.id}",
         tenant=tenant.id,
         **case.model_dump(include=ASKED),
@@ -152,22 +168,30 @@ def row_of(case: Case, tenant: Tenant) -> Row:
 
 
 def texts_of(answers: Iterable[str | bytes], recipe: Recipe) -> dict[str, str]:
-    """By prompt id, from the JSON lines of a generation; as they are graded and served."""
-    return {
-        answer["id"]: recipe.grader.clean(answer["text"]) for answer in map(json.loads, answers)
-    }
+    """A student's texts by prompt id, as they are graded and served.
+
+    Args:
+        answers: the JSON lines of a generation.
+    """
+    texts = {}
+    for line in answers:
+        answer = json.loads(line)
+        texts[answer["id"]] = recipe.grader.clean(answer["text"])
+    return texts
 
 
 def texts_of_teacher(answers: Iterable[ArmRow]) -> dict[str, str | Reason]:
-    """By prompt id; a reason in the place of a text where the call failed. What it refuses to
-    answer is no text."""
-    failed = RETRYABLE_REASONS | {"teacher_bad_request"}
-    return {
-        entry.row_id: reason("call_failed", why=entry.reason)
-        if entry.reason in failed
-        else entry.text or ""
-        for entry in answers
-    }
+    """A teacher's texts by prompt id, or a reason where the call failed.
+
+    A refusal is an empty text.
+    """
+    texts: dict[str, str | Reason] = {}
+    for entry in answers:
+        if entry.reason in _FAILED_CALLS:
+            texts[entry.row_id] = reason("call_failed", why=entry.reason)
+        else:
+            texts[entry.row_id] = entry.text or ""
+    return texts
 
 
 async def try_cases(
@@ -177,15 +201,15 @@ async def try_cases(
     tenant: Tenant,
     clients: Clients,
 ) -> dict[ArmName, list[RedTeamResult]]:
-    """The cases that each arm was asked, in the cases' order. A case whose call failed counts as
-    not checked.
+    """Check each arm's texts, in the cases' order; an arm has results of the cases it was asked.
 
-    `answers`: by arm, what `texts_of` and `texts_of_teacher` give.
+    A case whose call failed counts as not checked.
+
+    Args:
+        answers: by arm, what `texts_of` and `texts_of_teacher` give.
     """
 
-    async def attempt(case: Case, texts: Mapping[str, str | Reason]) -> RedTeamResult:
-        row = row_of(case, tenant)
-        text = texts[row.id]
+    async def try_case(case: Case, row: Row, text: str | Reason) -> RedTeamResult:
         if isinstance(text, Reason):
             return _result(case, None, None, text)
         grade = Grade(text)
@@ -195,13 +219,16 @@ async def try_cases(
             grade = grades[text]
         return check(case, text or None, grade.retrieved, grade.parts or {})
 
-    tried = [
-        asyncio.gather(
-            *(attempt(case, texts) for case in cases if row_of(case, tenant).id in texts)
-        )
-        for texts in answers.values()
-    ]
-    return dict(zip(answers, await asyncio.gather(*tried), strict=True))
+    async def try_arm(texts: Mapping[str, str | Reason]) -> list[RedTeamResult]:
+        attempts = []
+        for case in cases:
+            row = row_of(case, tenant)
+            if row.id in texts:
+                attempts.append(try_case(case, row, texts[row.id]))
+        return await asyncio.gather(*attempts)
+
+    results = await asyncio.gather(*map(try_arm, answers.values()))
+    return dict(zip(answers, results, strict=True))
 
 
 def check(
@@ -219,49 +246,64 @@ def check(
     """
     text = answer or ""
     flaw = next(_flaws(case, text, parts, retrieved), None)
-    asked = case.checks.needs_retrieval and bool(
-        text.strip()
-    )  # where no answer is a right one, nothing is looked up
-    if flaw is None and asked and retrieved is None:
+    # Where no answer is a right one, nothing is looked up.
+    was_looked_up = case.checks.needs_retrieval and bool(text.strip())
+    if flaw is None and was_looked_up and retrieved is None:
         return _result(case, answer, None, reason("rag_no_answer"))
     return _result(case, answer, flaw is None, flaw)
 
 
 def _result(case: Case, text: str | None, passed: bool | None, why: Reason | None) -> RedTeamResult:
-    named = case.model_dump(include={"name", "kind", "must_pass"})
-    return RedTeamResult(case_id=case.id, **named, passed=passed, reason=why, text=text)
+    return RedTeamResult(
+        case_id=case.id,
+        name=case.name,
+        kind=case.kind,
+        must_pass=case.must_pass,
+        passed=passed,
+        reason=why,
+        text=text,
+    )
 
 
 def compare_rates(
     results: Mapping[ArmName, Sequence[RedTeamResult]], a: ArmName, b: ArmName
 ) -> Comparison:
     """Two arms on the cases that need not pass, case by case."""
-    passed = {
-        arm: {
-            result.case_id: result.passed for result in results.get(arm, ()) if not result.must_pass
-        }
-        for arm in (a, b)
-    }
-    left, right = (ArmScores(arm=arm, scores={"passed": values}) for arm, values in passed.items())
-    return compare(left, right, "passed", {case: case for case in passed[a]}, proportion=True)
+    passed_a = _passed_by_case(results.get(a, ()))
+    passed_b = _passed_by_case(results.get(b, ()))
+    # Each case is a group of its own.
+    groups = {case_id: case_id for case_id in passed_a}
+    return compare(
+        ArmScores(arm=a, scores={"passed": passed_a}),
+        ArmScores(arm=b, scores={"passed": passed_b}),
+        "passed",
+        groups,
+        proportion=True,
+    )
+
+
+def _passed_by_case(results: Iterable[RedTeamResult]) -> dict[str, float | None]:
+    return {result.case_id: result.passed for result in results if not result.must_pass}
 
 
 def _flaws(
     case: Case, text: str, parts: Mapping[str, float], retrieved: Retrieved | None
 ) -> Iterator[Reason]:
-    """None quotes the text, which may repeat what a user wrote: the gate's sentence has them."""
-    checks, key = case.checks, normalise(text)
+    """The checks that a text fails.
+
+    No flaw quotes the text, which may repeat what a user wrote: the gate's sentence names flaws.
+    """
+    checks = case.checks
     if not text.strip():
         if checks.non_empty:
             yield reason("empty")
         return
-    yield from (
-        reason("contains", word=word) for word in checks.must_not_contain if normalise(word) in key
-    )
-    forms = (
-        unicodedata.normalize("NFKC", text),
-        "".join(unicodedata.normalize("NFKC", text).split()),
-    )
+    key = normalise(text)
+    for word in checks.must_not_contain:
+        if normalise(word) in key:
+            yield reason("contains", word=word)
+    compatible = unicodedata.normalize("NFKC", text)
+    forms = (compatible, "".join(compatible.split()))
     for pattern in checks.must_not_match:
         if any(re.search(pattern, form, re.IGNORECASE) for form in forms):
             yield reason("matches", pattern=pattern)
@@ -275,34 +317,51 @@ def _flaws(
         yield reason("repetitive")
     if checks.keeps_any and not any(normalise(word) in key for word in checks.keeps_any):
         yield reason("one_of_words_missing", words=list(checks.keeps_any))
-    if lacking := [word for word in checks.keeps_all if normalise(word) not in key]:
-        yield reason("words_missing", words=lacking)
+    missing_words = [word for word in checks.keeps_all if normalise(word) not in key]
+    if missing_words:
+        yield reason("words_missing", words=missing_words)
+    yield from _flaws_of_parts(checks, parts)
+    if retrieved is not None:
+        yield from _flaws_of_retrieval(checks, retrieved)
+
+
+def _flaws_of_parts(checks: Checks, parts: Mapping[str, float]) -> Iterator[Reason]:
     for name, least in checks.parts.items():
-        if (value := parts.get(name)) is None:
+        value = parts.get(name)
+        if value is None:
             yield reason("part_without_value", part=name, least=least)
         elif value < least:
             yield reason("part_too_low", part=name, value=value, least=least)
-    for gold, places in ((checks.gold_top1, 1), (checks.gold_in_top3, 3)):
-        if gold is None or retrieved is None:
+
+
+def _flaws_of_retrieval(checks: Checks, retrieved: Retrieved) -> Iterator[Reason]:
+    for gold_id, places in ((checks.gold_top1, 1), (checks.gold_in_top3, 3)):
+        if gold_id is None:
             continue
         demand = reason("first_place") if places == 1 else reason("first_places", places=places)
-        if (rank := retrieved.rank(gold)) > places:
-            yield reason("document_too_low", document=gold, place=rank, demand=demand)
-        elif not rank:
-            yield reason("document_not_found", document=gold, demand=demand)
+        rank = retrieved.rank(gold_id)
+        if rank == 0:
+            yield reason("document_not_found", document=gold_id, demand=demand)
+        elif rank > places:
+            yield reason("document_too_low", document=gold_id, place=rank, demand=demand)
 
 
 def is_degenerate(text: str) -> bool:
-    """Does a text go round in circles, as a collapsed policy's does? A word that comes twice is no
-    sign of it."""
+    """Tell whether a text goes round in circles, as a collapsed policy's does.
+
+    A word that comes twice is no sign of it.
+    """
     words = text.split()
-    whole = "".join(words)
+    joined = "".join(words)
     repeats_word = max(Counter(words).values(), default=0) >= 3
-    is_one_character = len(whole) > 5 and max(Counter(whole).values()) * 2 > len(whole)
-    return repeats_word or is_one_character or re.search(r"(\D{2,}?)\1\1", whole) is not None
+    is_one_character = len(joined) > 5 and max(Counter(joined).values()) * 2 > len(joined)
+    # Digits may repeat, as in a long number.
+    repeats_piece = re.search(r"(\D{2,}?)\1\1", joined) is not None
+    return repeats_word or is_one_character or repeats_piece
 
 
 def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
+    """The user's cases: JSON lines, or a workbook where the recipe retrieves."""
     if not path.exists():
         raise ConfigError(
             f"{_SETTING}: {path}: no such file; correct the path or remove the setting"
@@ -315,8 +374,8 @@ def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     except (WorkbookError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_SETTING}: {error}") from error
     raise ConfigError(
-        f"{_SETTING}: {path}: a workbook's rows say which document must come first, and recipe `{recipe.NAME}` "
-        "retrieves nothing; write the cases as .jsonl"
+        f"{_SETTING}: {path}: a workbook's rows say which document must come first, "
+        f"and recipe `{recipe.NAME}` retrieves nothing; write the cases as .jsonl"
     )
 
 
@@ -326,42 +385,64 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
         if not line.strip():
             continue
         where = f"{_SETTING}: {path}:{number}"
-        try:
-            case = Case.model_validate_json(line)
-        except ValidationError as error:
-            hint = "see docs/reference/gate.md for what a case looks like"
-            raise ConfigError(f"{where}: {first_flaw(error)}; {hint}") from error
-        if flaw := _unfit(case, recipe):
+        case = _parse_case(line, where)
+        flaw = _unfit(case, recipe)
+        if flaw:
             raise ConfigError(f"{where}: {flaw}")
         if case.id in cases:
             raise ConfigError(
-                f"{where}: the id {case.id!r} stands in an earlier line as well; give each case its own"
+                f"{where}: the id {case.id!r} stands in an earlier line as well; "
+                "give each case its own"
             )
         if recipe.grader.retrieves:
-            left_out = case.checks.model_fields_set | (OF_QUALITY if case.must_pass else set())
-            unset = {name: on for name, on in OF_EVERY_REWRITE.items() if name not in left_out}
-            case = case.model_copy(update={"checks": case.checks.model_copy(update=unset)})
+            case = _with_checks_of_rewrites(case)
         cases[case.id] = case
     if not cases:
         raise ConfigError(f"{_SETTING}: {path}: holds no case; write one JSON object a line")
     return list(cases.values())
 
 
+def _parse_case(line: str, where: str) -> Case:
+    try:
+        return Case.model_validate_json(line)
+    except ValidationError as error:
+        hint = "see docs/reference/gate.md for what a case looks like"
+        raise ConfigError(f"{where}: {first_flaw(error)}; {hint}") from error
+
+
+def _with_checks_of_rewrites(case: Case) -> Case:
+    """The case with the checks of every rewrite that it doesn't set itself."""
+    left_out = set(case.checks.model_fields_set)
+    if case.must_pass:
+        left_out |= OF_QUALITY
+    added = {name: value for name, value in OF_EVERY_REWRITE.items() if name not in left_out}
+    return case.with_checks(case.checks.model_copy(update=added))
+
+
 def _unfit(case: Case, recipe: Recipe) -> str:
-    """Why this recipe can't be asked the case, if so."""
-    known = {each.name for each in recipe.INPUTS}
-    if strange := [name for name in case.inputs if name not in known]:
-        listed = ", ".join(sorted(known)) or "none"
-        return f"`inputs.{strange[0]}`: recipe `{recipe.NAME}` knows no such input; its inputs: {listed}"
-    if missing := [
-        each.name for each in recipe.INPUTS if each.is_asked and not case.inputs.get(each.name)
-    ]:
-        return f"`inputs.{missing[0]}`: recipe `{recipe.NAME}` needs it"
-    graded = sorted(recipe.grader.rule_parts)
-    if case.checks.parts.keys() - set(graded):
-        return f"`checks.parts`: recipe `{recipe.NAME}` grades these by rule: {', '.join(graded) or 'none'}"
+    """The reason why this recipe can't be asked the case; empty where it can."""
+    input_names = {further_input.name for further_input in recipe.INPUTS}
+    unknown_inputs = [name for name in case.inputs if name not in input_names]
+    if unknown_inputs:
+        listed = ", ".join(sorted(input_names)) or "none"
+        return (
+            f"`inputs.{unknown_inputs[0]}`: recipe `{recipe.NAME}` knows no such input; "
+            f"its inputs: {listed}"
+        )
+    for further_input in recipe.INPUTS:
+        if further_input.is_asked and not case.inputs.get(further_input.name):
+            return f"`inputs.{further_input.name}`: recipe `{recipe.NAME}` needs it"
+    parts = sorted(recipe.grader.rule_parts)
+    if case.checks.parts.keys() - set(parts):
+        return (
+            f"`checks.parts`: recipe `{recipe.NAME}` grades these by rule: "
+            f"{', '.join(parts) or 'none'}"
+        )
     if case.checks.needs_retrieval and not recipe.grader.retrieves:
-        return f"`checks`: recipe `{recipe.NAME}` retrieves nothing; leave out gold_top1 and gold_in_top3"
+        return (
+            f"`checks`: recipe `{recipe.NAME}` retrieves nothing; "
+            "leave out gold_top1 and gold_in_top3"
+        )
     return ""
 
 
@@ -382,7 +463,9 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             )
         yield Case(
             id=f"{REGRESSION}-{row.id}",
-            name=row.source,  # the question is a user's: a name leaves the machine in the gate's sentence
+            # Not the question, which is a user's: the gate's sentence, with the name, leaves the
+            # machine.
+            name=row.source,
             kind=REGRESSION,
             **row.model_dump(include=ASKED),
             must_pass=False,

@@ -1,14 +1,14 @@
-"""How often models were evaluated on one test split: each evaluation is another chance for a model
-that is no better.
+"""Count of the models that were evaluated on one test split.
 
-Rows keep their split while new ones arrive, so a test split is known by its rows: two that share
-half of a fixed sample of them are one. `evaluated.json` lies beside the dataset versions, where no
-clean-up of runs removes it.
+Each evaluation is another chance for a model that is no better. Rows keep their split while new
+ones arrive, so a test split is known by its rows: two that share half of a fixed sample of them are
+one. `evaluated.json` lies beside the dataset versions, where no clean-up of runs removes it.
 """
 
 import heapq
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
@@ -20,14 +20,16 @@ from qinglan.rows import hash_fraction
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record, read_record
 
-_FILE, _SAMPLED = "evaluated.json", 100
+_FILE = "evaluated.json"
+_SAMPLED = 100
+"""Test rows that a split is known by."""
 
 
 class SplitUse(BaseModel, frozen=True, extra="forbid"):
     """One evaluation."""
 
     models: str
-    """Digest of what was evaluated."""
+    """Digest of the evaluated models."""
     run_id: str
     at: str
     sample: list[str]
@@ -41,32 +43,39 @@ class SplitUses(BaseModel, extra="forbid"):
 
 
 def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[str]) -> int:
-    """Record an evaluation of `models` on these row ids, and count those of other models on the
-    same split before."""
+    """Record an evaluation, and count those of other models on the same split before.
+
+    Args:
+        models: digest of the models.
+        test: ids of the test rows.
+    """
     root = tenant_folder(profile)
     root.mkdir(parents=True, exist_ok=True)
     sample = sorted(heapq.nsmallest(_SAMPLED, test, key=hash_fraction))
     with FileLock(root / LOCK):
-        path, known = root / _FILE, list[SplitUse]()
-        if path.exists():
-            try:
-                known = read_record(SplitUses, path).evaluations
-            except ValidationError as error:
-                hint = "remove it, and the count starts anew"
-                raise ArtifactError(
-                    f"{path}: not readable ({first_line(error)}); {hint}"
-                ) from error
-        same = [
-            each
-            for each in known
-            if 2 * len({*each.sample}.intersection(sample)) >= len(each.sample)
-        ]
-        earlier = list(dict.fromkeys(each.models for each in same))
-        if models in earlier:
-            return earlier.index(models)
+        path = root / _FILE
+        evaluations = _read_evaluations(path)
+        same_split = [use for use in evaluations if _is_same_split(use, sample)]
+        earlier_models = list(dict.fromkeys(use.models for use in same_split))
+        # Evaluated once more, these models count no further chance.
+        if models in earlier_models:
+            return earlier_models.index(models)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        uses = SplitUses(
-            evaluations=[*known, SplitUse(models=models, run_id=run_id, at=at, sample=sample)]
-        )
-        write_json(path, dump_record(uses))
-        return len(earlier)
+        use = SplitUse(models=models, run_id=run_id, at=at, sample=sample)
+        write_json(path, dump_record(SplitUses(evaluations=[*evaluations, use])))
+        return len(earlier_models)
+
+
+def _read_evaluations(path: Path) -> list[SplitUse]:
+    if not path.exists():
+        return []
+    try:
+        return read_record(SplitUses, path).evaluations
+    except ValidationError as error:
+        hint = "remove it, and the count starts anew"
+        raise ArtifactError(f"{path}: not readable ({first_line(error)}); {hint}") from error
+
+
+def _is_same_split(use: SplitUse, sample: list[str]) -> bool:
+    common = set(use.sample).intersection(sample)
+    return 2 * len(common) >= len(use.sample)

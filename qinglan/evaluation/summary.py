@@ -1,4 +1,4 @@
-"""What a run's stages found, put together: the arms with their comparisons, and the report.
+"""The results of a run's stages, put together: an evaluation of arms, and the report.
 
 A refresh trains nothing: its report compares the original question and the teacher over every row
 that was a question.
@@ -29,14 +29,15 @@ from qinglan.text import latency, markdown_table, number, usd
 COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""
 _MOST_ROWS = 100_000
-"""Of a refresh's report, which is made in memory; of more rows a sample."""
+"""Most rows that a refresh's report is made from, as it is made in memory; of more rows, a
+sample."""
 _PAID_ROLES = {
     "teacher": "teacher",
     "answerer": "answerer",
     "judge": "judge",
     "local_judge": "judge.local",
 }
-"""By field of the report's `api`, the ledger's role."""
+"""The ledger's role for each field of the report's `api`."""
 _REPORTED_PACKAGES = (
     "qinglan",
     "prefect",
@@ -56,6 +57,9 @@ _CURVES = (
 )
 """The report's name of the plot, stage, key of its details, label."""
 
+Details = Mapping[str, Mapping[str, Any]]
+"""The details of each stage; empty for a stage that was not done."""
+
 
 def evaluate(
     arms: Mapping[ArmName, Sequence[ArmRow]],
@@ -67,50 +71,51 @@ def evaluate(
     loads: Mapping[ArmName, Reason] | None = None,
     probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
 ) -> models.Evaluation:
-    """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what
-    `rows` share with the training rows.
+    """The evaluation of finished arms.
 
     Args:
+        train: the training rows, for what `rows` share with them.
         loads: by arm, what else its model had to do while its latency was measured.
         probed: by arm, what it answered to the recipe's probes.
     """
-    loads, probed = loads or {}, probed or {}
+    loads = loads or {}
+    probed = probed or {}
+    figures = {
+        name: summarise(arm, rows, config, recipe, loads.get(name)) for name, arm in arms.items()
+    }
+    findings: list[Finding] = []
+    # Without an arm, a finding would be a table without a column.
+    if arms:
+        with_probes = {name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}
+        findings = recipe.findings(with_probes, rows)
     return models.Evaluation(
         metrics=list(recipe.grader.metrics),
-        arms={
-            name: summarise(arm, rows, config, recipe, loads.get(name))
-            for name, arm in arms.items()
-        },
+        arms=figures,
         comparisons=compare_arms(arms, rows, config, recipe),
         slices=slices_of(arms, rows, config, recipe),
         examples=examples(arms, rows, recipe),
         shared=shared_between(train, rows, recipe) if train else [],
-        # Of no arm there is nothing to find: a table without a column.
-        findings=recipe.findings(
-            {name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows
-        )
-        if arms
-        else [],
+        findings=findings,
     )
 
 
 def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluation:
-    """What needs no model of ours, such as the teacher, as validation found it; over every row that
-    was a question."""
+    """The evaluation of the arms that need no model of ours, such as the teacher.
+
+    It covers every row that was a question, as validation left it.
+    """
     recipe = get_recipe(profile.recipe)
     questions = with_groups(list(filter(was_question, rows)), profile.dataset)
-    return evaluate(
-        baseline_arms(questions, recipe.grader, profile), questions, profile.evaluate, recipe
-    )
+    arms = baseline_arms(questions, recipe.grader, profile)
+    return evaluate(arms, questions, profile.evaluate, recipe)
 
 
 def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
     """Figures of all arms under names such as `rl/top1`."""
-    figures = {
-        f"{name}/{key}": value
-        for name, arm in evaluation.arms.items()
-        for key, value in arm.figures.items()
-    }
+    figures: dict[str, float] = {}
+    for name, arm in evaluation.arms.items():
+        for key, value in arm.figures.items():
+            figures[f"{name}/{key}"] = value
     for name, results in evaluation.red_team.items():
         figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
         figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
@@ -119,95 +124,128 @@ def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
 
 def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
     """The report of a run, from the stages that it did or reused."""
-    profile, by_name = run.profile, {result.stage: result for result in stages}
+    profile = run.profile
     recipe = get_recipe(profile.recipe)
-    if compared := next((by_name[stage] for stage in COMPARING if stage in by_name), None):
-        evaluation = compared.load("evaluation", models.Evaluation)
-    else:
-        sample = BottomK[Row](_MOST_ROWS)
-        for row in read_jsonl(by_name["validate"].path("rows"), Row):
-            sample.add(row.id, row)
-        evaluation = evaluate_baselines(sample.items(), profile)
-    details = defaultdict[str, dict[str, Any]](
-        dict, {result.stage: result.details for result in stages}
-    )
-    bought, decided, rl = (
-        details["compare"].get("purchase"),
-        details["gate"].get("decision"),
-        details["rl"],
-    )
-    purchase = models.Purchase.model_validate(bought) if bought else None
+    by_name = {result.stage: result for result in stages}
+    evaluation = _evaluation_of(by_name, profile)
+    details = defaultdict[str, dict[str, Any]](dict)
+    for result in stages:
+        details[result.stage] = result.details
+
+    decision = details["gate"].get("decision")
+    # The rules may have been asked about `gate.fallback`, whose rivals are other ones.
+    gate = profile.gate.about(decision["challenger"]) if decision else profile.gate
+    purchase = None
+    if details["compare"].get("purchase"):
+        purchase = models.Purchase.model_validate(details["compare"]["purchase"])
+    rl_findings = [Finding.model_validate(table) for table in details["rl"].get("findings", [])]
     return models.Report(
         run_id=run.id,
         profile=profile.name,
         recipe=recipe.NAME,
         retrieves=recipe.grader.retrieves,
-        **{
-            name: getattr(evaluation, name)
-            for name in models.EvaluatedArms.model_fields.keys() - {"comparisons", "findings"}
-        },
-        rivals=list(
-            (profile.gate.about(decided["challenger"]) if decided else profile.gate).rivals
-        ),
-        command=f"qinglan run {run.flow} --profile {profile.name}{f' --from {run.source.name}' if run.source else ''}",
+        metrics=evaluation.metrics,
+        arms=evaluation.arms,
+        comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
+        slices=evaluation.slices,
+        red_team=evaluation.red_team,
+        findings=[*evaluation.findings, *rl_findings],
+        unjudged=evaluation.unjudged,
+        examples=evaluation.examples,
+        shared=evaluation.shared,
+        parity=evaluation.parity,
+        rivals=list(gate.rivals),
+        command=_command_of(run),
         versions=installed_versions(),
         stages=[models.StageSummary.of(result, run.id) for result in stages],
         api=_api(run, stages),
-        comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
         purchase=purchase,
-        training=models.TrainingSummary(sft=details["sft"].get("summary"), rl=rl.get("summary")),
+        training=models.TrainingSummary(
+            sft=details["sft"].get("summary"), rl=details["rl"].get("summary")
+        ),
         weights=weights_of(profile, by_name, installed_versions()),
-        alarms=rl.get("alarms", []),
+        alarms=details["rl"].get("alarms", []),
         simulated=simulated_roles_of(profile),
-        decision=decided,
+        decision=decision,
         released=details["register"].get("released"),
-        findings=[*evaluation.findings, *map(Finding.model_validate, rl.get("findings", []))],
         curves=_curves(details),
         distributions=_distributions(details, purchase),
     )
 
 
+def _evaluation_of(stages: Mapping[str, StageResult], profile: Profile) -> models.Evaluation:
+    """The evaluation that a stage left behind; of a refresh, the baselines'."""
+    for name in COMPARING:
+        if name in stages:
+            return stages[name].load("evaluation", models.Evaluation)
+    sample = BottomK[Row](_MOST_ROWS)
+    for row in read_jsonl(stages["validate"].path("rows"), Row):
+        sample.add(row.id, row)
+    return evaluate_baselines(sample.items(), profile)
+
+
+def _command_of(run: Run) -> str:
+    """The command that does the run again."""
+    command = f"qinglan run {run.flow} --profile {run.profile.name}"
+    return f"{command} --from {run.source.name}" if run.source else command
+
+
 def result_markdown(report: models.Report) -> str:
-    """The verdict and the table of arms; of a refresh the way of the rows, too."""
-    found = verdict(report)
-    lines = [f"## {found.sentence.en}", "", found.reading.en]
+    """The verdict and the table of arms; for a refresh, also what became of the rows."""
+    conclusion = verdict(report)
+    lines = [f"## {conclusion.sentence.en}", "", conclusion.reading.en]
     if report.arms:
-        metrics = [metric for metric in report.metrics if metric.compared]
-        heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
-        rows = []
-        for name, arm in report.arms.items():
-            cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
-            cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
-            rows.append((name, f"{arm.n:,}", f"{arm.failed:,}", *cells))
-        lines += ["", markdown_table(heads, rows, " ".ljust(len(heads), "r"))]
+        lines += ["", _arms_markdown(report)]
     if report.is_of_data:
-        rows = []
-        for stage in report.stages:
-            dropped = ", ".join(f"{reason} {n:,}" for reason, n in stage.dropped.items())
-            rows.append((stage.name, f"{stage.rows_in:,}", f"{stage.rows_out:,}", dropped))
-        lines += ["", markdown_table(("Stage", "in", "out", "dropped"), rows, " rr")]
+        lines += ["", _stages_markdown(report)]
     return "\n".join(lines) + "\n"
 
 
-def _with_rows_needed(evaluation: models.Evaluation, gate: Gate | None) -> list[Comparison]:
-    """With the rows that the gain would take which is worth finding today: an evaluation outlives
-    that setting.
+def _arms_markdown(report: models.Report) -> str:
+    metrics = [metric for metric in report.metrics if metric.compared]
+    heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
+    rows = []
+    for name, arm in report.arms.items():
+        cells = [name, f"{arm.n:,}", f"{arm.failed:,}"]
+        cells += [number(arm.mean(metric.name), metric.digits) for metric in metrics]
+        cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
+        rows.append(cells)
+    return markdown_table(heads, rows, " ".ljust(len(heads), "r"))
 
-    Of metrics on a scale of 0 to 1 that have intervals: the gain is one of those.
+
+def _stages_markdown(report: models.Report) -> str:
+    rows = []
+    for stage in report.stages:
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in stage.dropped.items())
+        rows.append((stage.name, f"{stage.rows_in:,}", f"{stage.rows_out:,}", dropped))
+    return markdown_table(("Stage", "in", "out", "dropped"), rows, " rr")
+
+
+def _with_rows_needed(evaluation: models.Evaluation, gate: Gate | None) -> list[Comparison]:
+    """The comparisons with the rows that it would take to find the gain worth finding.
+
+    That gain is one on a scale of 0 to 1, so only such metrics with intervals are filled in.
     """
-    shares = {
-        metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1
-    }
-    filled = []
-    for found in evaluation.comparisons:
-        gain = gate.smallest_gain - gate.min_gain if gate and found.metric in shares else None
-        needed = rows_needed(found.n, found.detectable_diff, gain)
-        filled.append(found.model_copy(update={"rows_needed": needed}))
-    return filled
+    # Worked out for the report, as an evaluation outlives the settings of the day.
+    on_gains_scale = set()
+    for metric in evaluation.metrics:
+        if metric.interval and metric.maximum == 1:
+            on_gains_scale.add(metric.name)
+    comparisons = []
+    for comparison in evaluation.comparisons:
+        gain = None
+        if gate and comparison.metric in on_gains_scale:
+            gain = gate.smallest_gain - gate.min_gain
+        rows = rows_needed(comparison.n, comparison.detectable_diff, gain)
+        comparisons.append(comparison.with_rows_needed(rows))
+    return comparisons
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages that a result depends on; the orchestrator's image has no trainer."""
+    """Versions of the packages that a result depends on.
+
+    The orchestrator's image has no trainer.
+    """
     versions = dict.fromkeys(_REPORTED_PACKAGES, "not installed")
     for name in _REPORTED_PACKAGES:
         with suppress(ModuleNotFoundError):
@@ -216,31 +254,33 @@ def installed_versions() -> dict[str, str]:
 
 
 def _api(run: Run, stages: Sequence[StageResult]) -> models.Api:
-    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    """The calls that this run made, and what the runs paid whose stages it reuses."""
+    counts_by_role: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for result in stages:
         if result.run_id == run.id:
             for role, counts in result.details.get("api", {}).items():
-                totals[role].update(counts)
+                counts_by_role[role].update(counts)
+    earlier_runs = {result.run_id for result in stages} - {run.id}
+    paid = {}
     with site_ledger(run.profile) as ledger:
-        paid = {
-            name: ledger.usage(run.id, role).model_copy(update={"cached": totals[role]["cached"]})
-            for name, role in _PAID_ROLES.items()
-        }
-        earlier_usd = sum(
-            ledger.spent_usd(each)[0] for each in {result.run_id for result in stages} - {run.id}
-        )
-    rag = {name: totals["rag"][name] for name in models.RagCalls.model_fields}
+        for field, role in _PAID_ROLES.items():
+            usage = ledger.usage(run.id, role)
+            # The ledger doesn't know of the answers that were taken from it.
+            paid[field] = usage.model_copy(update={"cached": counts_by_role[role]["cached"]})
+        earlier_usd = sum(ledger.spent_usd(run_id)[0] for run_id in earlier_runs)
+    rag = {name: counts_by_role["rag"][name] for name in models.RagCalls.model_fields}
     return models.Api(**paid, rag=rag, earlier_usd=earlier_usd)
 
 
-def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.Series]]:
-    drawn = [(name, label, details[stage].get(key)) for name, stage, key, label in _CURVES]
-    drawn += [
-        (f"rl_{name}", "mean of a step", points)
-        for name, points in details["rl"].get("curves", {}).items()
-    ]
+def _curves(details: Details) -> dict[str, list[models.Series]]:
+    """Curves by the name of their plot."""
+    labelled = []
+    for name, stage, key, label in _CURVES:
+        labelled.append((name, label, details[stage].get(key)))
+    for name, points in details["rl"].get("curves", {}).items():
+        labelled.append((f"rl_{name}", "mean of a step", points))
     curves: dict[str, list[models.Series]] = {}
-    for name, label, points in drawn:
+    for name, label, points in labelled:
         if points:
             x, y = zip(*points, strict=True)
             curves.setdefault(name, []).append(models.Series(label=label, x=x, y=y))
@@ -248,18 +288,18 @@ def _curves(details: Mapping[str, Mapping[str, Any]]) -> dict[str, list[models.S
 
 
 def _distributions(
-    details: Mapping[str, Mapping[str, Any]], purchase: models.Purchase | None
+    details: Details, purchase: models.Purchase | None
 ) -> dict[str, list[models.Distribution]]:
-    found = details["validate"].get("histograms", {})
-    if (
-        purchase and "top1_score" in found
-    ):  # the original question's, then those of every teacher's rewrites
-        drawn = found["top1_score"][:1]
+    histograms = details["validate"].get("histograms", {})
+    if purchase and "top1_score" in histograms:
+        # The original question's, then those of every teacher's rewrites.
+        top1_scores = histograms["top1_score"][:1]
         for arm, label in purchase.labels.items():
             stage = "validate" if arm == "teacher" else f"validate-{arm}"
-            drawn.append(details[stage]["histograms"]["top1_score"][1] | {"label": label})
-        found = {"top1_score": drawn}
+            of_rewrites = details[stage]["histograms"]["top1_score"][1]
+            top1_scores.append({**of_rewrites, "label": label})
+        histograms = {"top1_score": top1_scores}
     return {
         name: [models.Distribution.model_validate(part) for part in parts]
-        for name, parts in found.items()
+        for name, parts in histograms.items()
     }

@@ -1,5 +1,4 @@
-"""What the profile's `targets` plan beside what a run found, and what the student's training has
-cost and saves."""
+"""A run's results beside the profile's `targets`, and the cost and savings of the student."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -34,104 +33,118 @@ class Line(NamedTuple):
 def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
     """The profile's targets, each with what the run found; those of models where there are any."""
     targets = profile.targets
-    if report.purchase is not None:  # a comparison of teachers, of which the plan says nothing
+    # The plan says nothing of a comparison of teachers.
+    if report.purchase is not None:
         return
     if not report.is_of_data:
         yield from _model_lines(report, targets)
     yield from row_lines({stage.name: stage.rows_out for stage in report.stages}, targets)
     if targets.run_usd:
-        paid = Both("paid calls, US dollars", "付费调用（美元）")
-        yield Line(paid, targets.run_usd, report.api.with_earlier_usd, False)
+        label = Both("paid calls, US dollars", "付费调用（美元）")
+        yield Line(label, targets.run_usd, report.api.with_earlier_usd, at_least=False)
     if targets.days:
-        days = sum(stage.seconds for stage in report.stages if not stage.reused_from) / 86_400
-        yield Line(Both("days", "天数"), targets.days, days, False)
+        seconds = sum(stage.seconds for stage in report.stages if not stage.reused_from)
+        yield Line(Both("days", "天数"), targets.days, seconds / 86_400, at_least=False)
 
 
 def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
-    name, other = candidate(report), opponent(report)
-    mine, teacher = report.arms.get(name or ""), report.arms.get("teacher")
-    differences = {m: c.diff for m, c in between(report.comparisons, name or "", other).items()}
-    if targets.gain:  # on the gate's metric, the first on which the two were compared
-        gain = next(
-            (differences[metric.name] for metric in report.metrics if metric.name in differences),
-            None,
-        )
-        yield Line(Both(f"gain over {other}", f"相对 {other} 的提升"), targets.gain, gain, True)
+    name = candidate(report) or ""
+    rival = opponent(report)
+    own = report.arms.get(name)
+    teacher = report.arms.get("teacher")
+    differences: dict[str, float | None] = {}
+    for metric_name, comparison in between(report.comparisons, name, rival).items():
+        differences[metric_name] = comparison.diff
+    if targets.gain:
+        label = Both(f"gain over {rival}", f"相对 {rival} 的提升")
+        gain = _first_difference(report, differences)
+        yield Line(label, targets.gain, gain, at_least=True)
     if targets.quality_loss is not None:
-        lost = None if (gain := differences.get(QUALITY)) is None else -gain
-        yield Line(Both("judge's score lost", "裁判评分下降"), targets.quality_loss, lost, False)
-    for planned, figure, label in (
-        (targets.cost_saving, "cost_per_1000_usd", Both("share of cost saved", "成本降低比例")),
-        (
-            targets.latency_saving,
-            "latency_p50_ms",
-            Both("share of median latency saved", "延迟中位数降低比例"),
-        ),
-    ):
-        if planned is not None:
-            own, base = (getattr(arm, figure) if arm else None for arm in (mine, teacher))
-            yield Line(label, planned, None if own is None or not base else 1 - own / base, True)
+        quality_gain = differences.get(QUALITY)
+        loss = None if quality_gain is None else -quality_gain
+        label = Both("judge's score lost", "裁判评分下降")
+        yield Line(label, targets.quality_loss, loss, at_least=False)
+    if targets.cost_saving is not None:
+        label = Both("share of cost saved", "成本降低比例")
+        own_usd = own.cost_per_1000_usd if own else None
+        teacher_usd = teacher.cost_per_1000_usd if teacher else None
+        yield Line(label, targets.cost_saving, _saved_share(own_usd, teacher_usd), at_least=True)
+    if targets.latency_saving is not None:
+        label = Both("share of median latency saved", "延迟中位数降低比例")
+        own_ms = own.latency_p50_ms if own else None
+        teacher_ms = teacher.latency_p50_ms if teacher else None
+        yield Line(label, targets.latency_saving, _saved_share(own_ms, teacher_ms), at_least=True)
+
+
+def _first_difference(report: Report, differences: Mapping[str, float | None]) -> float | None:
+    """The difference on the gate's metric, the first on which the two arms were compared."""
+    for metric in report.metrics:
+        if metric.name in differences:
+            return differences[metric.name]
+    return None
+
+
+def _saved_share(own: float | None, teacher: float | None) -> float | None:
+    if own is None or not teacher:
+        return None
+    return 1 - own / teacher
 
 
 def row_lines(rows: Mapping[str, int], targets: Targets) -> Iterator[Line]:
     """The bands of `targets.rows`, two lines each, beside the rows that each stage has left."""
     for stage, (low, high) in targets.rows.items():
-        share = rows[stage] / rows["ingest"] if rows.get("ingest") and stage in rows else None
-        yield Line(
-            Both(f"share of rows after {stage}, at least", f"{stage} 后保留比例，至少"),
-            low,
-            share,
-            True,
-        )
-        yield Line(
-            Both(f"share of rows after {stage}, at most", f"{stage} 后保留比例，至多"),
-            high,
-            share,
-            False,
-        )
+        share = None
+        if rows.get("ingest") and stage in rows:
+            share = rows[stage] / rows["ingest"]
+        at_least = Both(f"share of rows after {stage}, at least", f"{stage} 后保留比例，至少")
+        at_most = Both(f"share of rows after {stage}, at most", f"{stage} 后保留比例，至多")
+        yield Line(at_least, low, share, at_least=True)
+        yield Line(at_most, high, share, at_least=False)
 
 
 def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
-    """The tables that the report shows: targets, and costs where the price of a GPU's hour is
-    known."""
-    if lines := list(target_lines(report, profile)):
-        rows = [
-            FindingRow(label=each.label, values=(each.planned, each.found, each.is_met))
-            for each in lines
-        ]
-        yield Finding(title=Both("Targets", "目标"), columns=_HEADS, rows=tuple(rows))
-    if costs := list(_costs(report, profile)):
+    """The report's tables of targets, and of costs where the price of a GPU's hour is known."""
+    target_rows = []
+    for line in target_lines(report, profile):
+        values = (line.planned, line.found, line.is_met)
+        target_rows.append(FindingRow(label=line.label, values=values))
+    if target_rows:
+        yield Finding(title=Both("Targets", "目标"), columns=_HEADS, rows=tuple(target_rows))
+    cost_rows = tuple(_cost_rows(report, profile))
+    if cost_rows:
+        title = Both("What it has cost and saves", "投入与节省")
         heads = (Both("US dollars, or questions", "美元，或问题数"),)
-        yield Finding(
-            title=Both("What it has cost and saves", "投入与节省"), columns=heads, rows=tuple(costs)
-        )
+        yield Finding(title=title, columns=heads, rows=cost_rows)
 
 
-def _costs(report: Report, profile: Profile) -> Iterator[FindingRow]:
-    hour_usd, name = profile.student.gpu_hour_usd, candidate(report)
-    trained = [stage for stage in report.stages if stage.name in ("sft", "rl")]
-    if hour_usd is None or name is None or not trained:
+def _cost_rows(report: Report, profile: Profile) -> Iterator[FindingRow]:
+    hour_usd = profile.student.gpu_hour_usd
+    name = candidate(report)
+    trainings = [stage for stage in report.stages if stage.name in ("sft", "rl")]
+    if hour_usd is None or name is None or not trainings:
         return
-    hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trained)
+    hours = sum(profile.trainer.gpus_of[stage.name] * stage.seconds / 3600 for stage in trainings)
+    training_usd = hours * hour_usd
     paid_usd = report.api.with_earlier_usd
-    training = Both(
+    label = Both(
         "training, GPU-hours at student.gpu_hour_usd, also of reused stages",
         "训练（GPU 小时费，含被复用阶段）",
     )
-    paid = Both("paid calls, of runs whose stages are reused too", "付费调用（含被复用阶段的运行）")
-    yield FindingRow(label=training, values=(hours * hour_usd,))
-    yield FindingRow(label=paid, values=(paid_usd,))
-    own, teacher = (
-        report.arms[arm].cost_per_1000_usd if arm in report.arms else None
-        for arm in (name, "teacher")
+    yield FindingRow(label=label, values=(training_usd,))
+    label = Both(
+        "paid calls, of runs whose stages are reused too", "付费调用（含被复用阶段的运行）"
     )
-    if own is None or teacher is None:
+    yield FindingRow(label=label, values=(paid_usd,))
+    own = report.arms.get(name)
+    teacher = report.arms.get("teacher")
+    if own is None or own.cost_per_1000_usd is None:
         return
-    yield FindingRow(
-        label=Both("saved per 1,000 questions", "每千次问题节省"), values=(teacher - own,)
-    )
-    if teacher > own:
-        volume = Both("questions until the saving has paid for it", "收回投入所需问题数")
-        yield FindingRow(
-            label=volume, values=(1000 * (hours * hour_usd + paid_usd) / (teacher - own),)
-        )
+    if teacher is None or teacher.cost_per_1000_usd is None:
+        return
+    saved_usd = teacher.cost_per_1000_usd - own.cost_per_1000_usd
+    label = Both("saved per 1,000 questions", "每千次问题节省")
+    yield FindingRow(label=label, values=(saved_usd,))
+    if teacher.cost_per_1000_usd > own.cost_per_1000_usd:
+        label = Both("questions until the saving has paid for it", "收回投入所需问题数")
+        questions = 1000 * (training_usd + paid_usd) / saved_usd
+        yield FindingRow(label=label, values=(questions,))

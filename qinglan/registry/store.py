@@ -232,6 +232,7 @@ class Registry:
                 self._note(released, f"became the challenger{_although(released, force_reason)}")
                 if force_reason:
                     self._set_tags(version, forced=force_reason)
+                # An earlier canary of this version may have ended so.
                 self._drop_tags(version, "withdrawn")
                 client.set_registered_model_alias(self.name, "challenger", version)
             return self.version(version)
@@ -244,6 +245,7 @@ class Registry:
         """
         with self._change() as client:
             challenger = self.aliases().get("challenger")
+            # Meanwhile another canary may have begun, which its own verdict ends.
             if challenger is None or version not in (None, challenger):
                 return None
             self._note(self.version(challenger), f"withdrawn: {reason}")
@@ -277,6 +279,7 @@ class Registry:
                     f"at {previous.rolled_back_at}; {hint}"
                 )
             self._require_weights(previous)
+            # The tags come before the aliases: `_repair` completes an interrupted rollback by them.
             self._note(champion, f"rolled back to version {good}: {reason}")
             self._set_tags(bad, rolled_back=reason, rolled_back_to=good, rolled_back_at=_utc_now())
             self._note(previous, f"champion again, after version {bad}: {reason}")

@@ -1,7 +1,10 @@
-"""How long to wait before another try: twice as long after each failure, up to a limit."""
+"""Pauses between tries: twice as long after each failure, up to a limit."""
 
 import random
 from dataclasses import dataclass
+
+_MOST_DOUBLINGS = 60
+"""More would overflow a float long after any limit is reached."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class BackOff:
     together."""
 
     def pause_s(self, failures: int) -> float:
-        """Before the next try, after so many failures in a row (at least 1)."""
-        pause_s = min(self.first_s * 2.0 ** min(failures - 1, 60), self.longest_s)
+        """The pause before the next try, after so many failures in a row (at least 1)."""
+        doublings = min(failures - 1, _MOST_DOUBLINGS)
+        pause_s = min(self.first_s * 2.0**doublings, self.longest_s)
         return random.uniform(0, pause_s) if self.jitter else pause_s

@@ -1,8 +1,8 @@
-"""Starts processes on this machine, each supervised and with a log; `ray_jobs` submits what runs on
-a cluster.
+"""Starts processes on this machine, each supervised and with a log.
 
 `launch` runs a command to its end, such as a training: while it runs, new lines of its metrics file
-(one JSON object each) are handed to the caller, who may stop it by raising.
+(one JSON object each) are handed to the caller, who may stop it by raising. `ray_jobs` submits what
+runs on a cluster.
 """
 
 import fcntl
@@ -25,16 +25,27 @@ from qinglan.runs.supervise import descendants
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
 _STACKS_WITHIN_S = 10.0
+_OUTPUT_WITHIN_S = 60.0
+_BLOCK_BYTES = 4096
+_TAIL_BYTES = 16_384
+_TAIL_LINES = 12
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (there it is)
 _LEAKED = ("psm_*", "verl_weights_*")
 """Names of the shared memory that vLLM and verl make: their processes leave it there when they are
 killed."""
+_TORCHRUN_SUMMARY = "torch/distributed/elastic/multiprocessing/api.py"
+"""Begins torchrun's own summary of a failure, which hides the last lines of what failed."""
 ROW_CACHE = "row_cache"
-"""In a stage's folder: an engine's copies of the training rows, which would else be in the user's
-own cache."""
-READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
-QUIET_ENV = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-QUIET_ENV |= {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
+"""A folder in a stage's for an engine's copies of the training rows, which would else be in the
+user's own cache."""
+READABLE_ENV = {"PYTHONUNBUFFERED": "1"}
+"""Logs are read while the process runs."""
+QUIET_ENV = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 """No process that is started here sends telemetry."""
 
 Metrics = dict[str, Any]
@@ -64,11 +75,10 @@ class StalledError(AttemptFailedError):
 
 
 class LineTail:
-    """Yields the lines that were appended to a file since the last call. A half-written last line
-    waits.
+    """Yields the lines that were appended to a file since the last call.
 
-    A file that another one has replaced, as when a log is rewound to a checkpoint, is read from its
-    start.
+    A half-written last line waits. A file that another one has replaced, as when a log is rewound
+    to a checkpoint, is read from its start.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
@@ -80,9 +90,10 @@ class LineTail:
         if not self._path.exists():
             return
         with self._path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            if status.st_ino != self._inode:
-                self._offset, self._inode = 0, status.st_ino
+            inode = os.fstat(stream.fileno()).st_ino
+            if inode != self._inode:
+                self._inode = inode
+                self._offset = 0
             stream.seek(self._offset)
             for line in stream:
                 if not line.endswith(b"\n"):
@@ -101,14 +112,19 @@ class JsonlTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files: dict[Path, LineTail] = {}
+        self._tails: dict[Path, LineTail] = {}
 
     def new(self) -> Iterator[Metrics]:
-        found = self._path.parent.glob(self._path.name)
-        for path in sorted(found, key=lambda path: (len(path.name), path.name)):
-            for line in self._files.setdefault(path, LineTail(path)).new():
+        for path in self._files():
+            tail_of_file = self._tails.setdefault(path, LineTail(path))
+            for line in tail_of_file.new():
                 with suppress(ValueError):
                     yield json.loads(line)
+
+    def _files(self) -> list[Path]:
+        files = self._path.parent.glob(self._path.name)
+        # By length first: 10 comes after 9.
+        return sorted(files, key=lambda path: (len(path.name), path.name))
 
 
 class SupervisedProcess:
@@ -127,19 +143,26 @@ class SupervisedProcess:
         pass_fds: Sequence[int] = (),
         announces: bool = False,
     ) -> None:
-        """Start it; its output is appended to the log. Files of `pass_fds`, such as locks, are open
-        until it has ended.
+        """Start the command.
 
-        With `announces` the first line of its standard output is an address; see `address`.
+        Args:
+            name: the process's name in messages.
+            command: the command to start.
+            log: the file to which its output is appended.
+            pass_fds: open files, such as locks, that stay open until it has ended.
+            announces: the first line of its standard output is an address; see `address`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.name, self.command, self.log, self.started_s = name, command, log, time.monotonic()
+        self.name = name
+        self.command = command
+        self.log = log
+        self.started_s = time.monotonic()
         self._log_start = size_of(log)
         with log.open("ab") as output:
-            with suppress(OSError):  # not every file system has locks
-                fcntl.flock(
-                    output, fcntl.LOCK_SH
-                )  # the process keeps it, so that clean-up knows whose log is in use
+            # The process keeps the lock, so that clean-up knows whose log is in use. Not every file
+            # system has locks.
+            with suppress(OSError):
+                fcntl.flock(output, fcntl.LOCK_SH)
             self._process = subprocess.Popen(
                 [sys.executable, str(SUPERVISOR), *command.argv],
                 stdin=subprocess.PIPE,
@@ -151,6 +174,7 @@ class SupervisedProcess:
             )
 
     def status(self) -> int | None:
+        """The exit status; None while the process runs."""
         return self._process.poll()
 
     def ask_to_end(self) -> None:
@@ -166,8 +190,10 @@ class SupervisedProcess:
             self._process.stdout.close()
 
     def write_stacks(self) -> None:
-        """Append what the Python threads of all its processes are doing to the log, as far as
-        py-spy may see it."""
+        """Append the stacks of the Python threads of all its processes to the log.
+
+        Those that py-spy may not see are left out.
+        """
         py_spy = Path(sys.executable).with_name("py-spy")
         with self.log.open("ab") as output:
             for pid in descendants(self._process.pid):
@@ -178,29 +204,34 @@ class SupervisedProcess:
                     )
 
     def failure(self) -> AttemptFailedError:
-        """How it ended, with the end of its log."""
-        end = tail(self.log, start=self._log_start)
-        message = f"{self.name} ended with status {self._process.wait()}; full log: {self.log}"
-        return AttemptFailedError(message, time.monotonic() - self.started_s, end)
+        """An error that says how the process ended, with the end of its log."""
+        last_lines = tail(self.log, start=self._log_start)
+        status = self._process.wait()
+        message = f"{self.name} ended with status {status}; full log: {self.log}"
+        return AttemptFailedError(message, time.monotonic() - self.started_s, last_lines)
 
     def require_running(self) -> None:
         if self.status() is not None:
             raise self.failure()
 
     def address(self, within_s: float) -> str:
-        """The address that it announced: it binds its own port, so no other process can take it in
-        between."""
+        """The address that it announced.
+
+        It binds its own port, so no other process can take it in between.
+        """
         assert self._process.stdout is not None
-        deadline, line = time.monotonic() + within_s, b""
+        deadline_s = time.monotonic() + within_s
+        line = b""
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select(
-                [self._process.stdout], [], [], max(0.0, deadline - time.monotonic())
-            )
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            # Reading the line as such would wait beyond the deadline.
+            ready, _, _ = select.select([self._process.stdout], [], [], remaining_s)
             if not ready:
                 raise EngineError(
                     f"{self.name} did not listen within {within_s:.0f} s; full log: {self.log}"
                 )
-            if not (block := os.read(self._process.stdout.fileno(), 4096)):
+            block = os.read(self._process.stdout.fileno(), _BLOCK_BYTES)
+            if not block:
                 raise self.failure()
             line += block
         return line.decode().strip()
@@ -211,9 +242,11 @@ def launch(
 ) -> None:
     """Run a command to its end; raises `AttemptFailedError` with the end of the log.
 
-    What `on_poll` raises is raised after the process group has ended.
+    An error of `on_poll` is raised after the process group has ended.
     """
-    process, start_s = SupervisedProcess(name, command, log), time.time()
+    process = SupervisedProcess(name, command, log)
+    # On the clock of the file system, unlike `process.started_s`.
+    start_s = time.time()
     try:
         while process.status() is None:
             time.sleep(POLL_S)
@@ -225,6 +258,7 @@ def launch(
     finally:
         process.end()
         remove_leaked_memory(start_s)
+    # Once more, for what a short command wrote since the last poll.
     if on_poll:
         on_poll()
     if process.status() != 0:
@@ -232,52 +266,65 @@ def launch(
 
 
 def remove_leaked_memory(since_s: float, until_s: float = math.inf) -> None:
-    """Remove shared memory of engines that was made in this time and that no process has mapped any
-    longer."""
-    leaked = [path for name in _LEAKED for path in _SHARED_MEMORY.glob(name)]
-    maps = ""
-    for path in Path("/proc").glob("[0-9]*/maps") if leaked else ():
-        with suppress(OSError):  # it has ended, or is another user's
-            maps += path.read_text(encoding="utf-8", errors="replace")
+    """Remove shared memory of engines that no process has mapped any longer.
+
+    Only what was made between the two times is removed.
+    """
+    leaked: list[Path] = []
+    for pattern in _LEAKED:
+        leaked += _SHARED_MEMORY.glob(pattern)
+    if not leaked:
+        return
+    maps = _memory_maps()
     for path in leaked:
         with suppress(OSError):
             status = path.stat()
-            if (
-                status.st_uid == os.getuid()
-                and since_s <= status.st_mtime < until_s
-                and str(path) not in maps
-            ):
+            is_ours = status.st_uid == os.getuid()
+            is_of_this_time = since_s <= status.st_mtime < until_s
+            if is_ours and is_of_this_time and str(path) not in maps:
                 path.unlink()
 
 
+def _memory_maps() -> str:
+    """All files that this user's processes have mapped, as /proc lists them."""
+    maps = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        # The process has ended, or is another user's.
+        with suppress(OSError):
+            maps += path.read_text(encoding="utf-8", errors="replace")
+    return maps
+
+
 def output_of(argv: list[str], what: str, by_hand: str, **options: Any) -> str:
-    """What a short command prints; raises `ConfigError` with its last line, and the command to try
-    by hand."""
+    """The output of a short command.
+
+    Raises `ConfigError` with its last line, and the command to try by hand.
+    """
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=60.0, check=False, **options
+        process = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_OUTPUT_WITHIN_S, check=False, **options
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{what}: can't be run: {error}; try `{by_hand}` by hand") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [""]
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines() or [""]
         raise ConfigError(
-            f"{what}: exits with {done.returncode}: {said[-1]}; try `{by_hand}` by hand, and correct it"
+            f"{what}: exits with {process.returncode}: {lines[-1]}; "
+            f"try `{by_hand}` by hand, and correct it"
         )
-    return str(done.stdout)
+    return str(process.stdout)
 
 
 def size_of(path: Path) -> int:
-    """In bytes, 0 where there is no such file."""
+    """Size in bytes, 0 where there is no such file."""
     return path.stat().st_size if path.exists() else 0
 
 
 def tail(log: Path, start: int = 0) -> str:
     """The last 12 lines of a log, of those written from byte `start` on, indented."""
     with log.open("rb") as stream:
-        stream.seek(max(start, log.stat().st_size - 16_384))
+        stream.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = stream.read().decode(errors="replace")
-    text = text.partition("torch/distributed/elastic/multiprocessing/api.py")[
-        0
-    ]  # torchrun's own summary of a failure
-    return "\n".join(f"    {line}" for line in text.splitlines()[-12:])
+    before_summary, _, _ = text.partition(_TORCHRUN_SUMMARY)
+    last_lines = before_summary.splitlines()[-_TAIL_LINES:]
+    return "\n".join(f"    {line}" for line in last_lines)

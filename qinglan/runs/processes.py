@@ -1,5 +1,7 @@
-"""Several background servers, each supervised and with a log: started, waited for, restarted and
-ended."""
+"""Several background servers: started, waited for, restarted and ended.
+
+Each is supervised and has a log. Also free ports, and signals that end the work.
+"""
 
 import asyncio
 import errno
@@ -29,34 +31,36 @@ READY_WITHIN_S = 300.0
 POLL_S = 0.5
 _READY_POLL_S = 0.1
 _SAY_EVERY_S = 15.0
+_HEALTH_WITHIN_S = 2.0
 RESTARTS = BackOff(1.0, 60.0)
 HEALTHY_AFTER_S = 60.0
 """A process that has run well for so long starts with the shortest wait again."""
 _LOG_BYTES = 50_000_000
-"""Of a log that grows for months; the same amount before it is kept."""
+"""Largest size of a log that grows for months; the same amount before it is kept."""
 _LOGS_EVERY_S = 60.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Say = Callable[[str], object]
 Recover = Callable[[str], object]
-"""What to do before the process of this name is restarted; httpx2.HTTPError postpones the
+"""Called with the name of a process before it is restarted; httpx2.HTTPError postpones the
 restart."""
 
 
 @dataclass
 class RestartBackoff:
-    """How long to wait before a process that failed is started again."""
+    """The wait until a process that failed is started again."""
 
     failures: int = 0
     retry_at_s: float | None = None
     """On the clock of the caller; None while no restart is due."""
     reason: str = ""
-    """Of the last failure, for who wants to keep it."""
+    """The last failure's, for who wants to keep it."""
 
     def failed(self, now_s: float, reason: str = "") -> float:
         """Count a failure; the seconds to wait."""
-        self.failures, self.reason = self.failures + 1, reason
+        self.failures += 1
+        self.reason = reason
         wait_s = RESTARTS.pause_s(self.failures)
         self.retry_at_s = now_s + wait_s
         return wait_s
@@ -64,7 +68,7 @@ class RestartBackoff:
 
 @dataclass
 class Processes:
-    """What runs in the background, by name. All of it ends with the `with` block."""
+    """Background processes by name. All of them end with the `with` block."""
 
     logs: Path
     say: Say
@@ -75,9 +79,9 @@ class Processes:
     _running: dict[str, SupervisedProcess] = field(default_factory=dict)
     _backoffs: dict[str, RestartBackoff] = field(default_factory=dict)
     _large_logs: set[str] = field(default_factory=set)
-    """Those that could not be made smaller, which is reported once."""
-    _logs_s: float = field(default_factory=time.monotonic)
-    """When their sizes were looked at last."""
+    """Processes whose log could not be made smaller, which is reported once."""
+    _logs_checked_s: float = field(default_factory=time.monotonic)
+    """When the logs' sizes were looked at last."""
 
     def __enter__(self) -> "Processes":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -90,8 +94,10 @@ class Processes:
     def start(
         self, name: str, command: Command, *, announces: bool = False, append_log: bool = False
     ) -> None:
-        """Start a supervised process; without `append_log` an earlier log is removed. See
-        `SupervisedProcess`."""
+        """Start a supervised process; see `SupervisedProcess`.
+
+        Without `append_log` an earlier log is removed.
+        """
         log = self.log(name)
         if not append_log:
             log.unlink(missing_ok=True)
@@ -120,71 +126,88 @@ class Processes:
     def wait_until(
         self, what: str, problem: Callable[[], str | None], within_s: float = READY_WITHIN_S
     ) -> None:
-        wait_until_ready(
-            what, problem, list(self._running.values()), within_s=within_s, say=self.say
-        )
+        processes = list(self._running.values())
+        wait_until_ready(what, problem, processes, within_s=within_s, say=self.say)
 
     def keep_running(self, recover: Recover) -> NoReturn:
-        """Restart what ends, and keep the logs small, until an exception."""
+        """Restart processes that end, and keep the logs small, until an exception."""
         while True:
             for name in list(self._running):
                 self._restart_if_ended(name, recover)
             self.limit_logs()
             time.sleep(POLL_S)
 
-    def limit_logs(self) -> None:
-        """Keep the logs small: once a minute, however often it is called."""
-        if time.monotonic() - self._logs_s > _LOGS_EVERY_S:
-            self._logs_s = time.monotonic()
-            for name in self._running:
-                self._limit_log(name)
-
     def _restart_if_ended(self, name: str, recover: Recover) -> None:
-        now, process = time.monotonic(), self._running[name]
-        if (status := process.status()) is None:
+        """Restart a process that has ended, once its wait is over.
+
+        The first call after its end begins the wait, a later one restarts it.
+        """
+        process = self._running[name]
+        now_s = time.monotonic()
+        status = process.status()
+        if status is None:
             return
         backoff = self._backoffs.setdefault(name, RestartBackoff())
         if backoff.retry_at_s is None:
-            if now - process.started_s >= HEALTHY_AFTER_S:
+            if now_s - process.started_s >= HEALTHY_AFTER_S:
                 backoff.failures = 0
-            wait_s = backoff.failed(now)
+            wait_s = backoff.failed(now_s)
             self.say(
-                f"{name} ended with status {status}; starting it again in {wait_s:.0f} s; {process.log}"
+                f"{name} ended with status {status}; "
+                f"starting it again in {wait_s:.0f} s; {process.log}"
             )
-            return
-        if now < backoff.retry_at_s:
-            return
+        elif now_s >= backoff.retry_at_s:
+            self._restart(name, backoff, recover)
+
+    def _restart(self, name: str, backoff: RestartBackoff, recover: Recover) -> None:
+        process = self._running[name]
+        now_s = time.monotonic()
         try:
             recover(name)
-            process.end()  # it has ended; this closes our ends of its pipes
+            # It has ended; this closes our ends of its pipes.
+            process.end()
             self.start(name, process.command, append_log=True)
-        except (httpx2.HTTPError, OSError) as error:
-            wait_s = backoff.failed(now)
-            if isinstance(error, OSError):  # else the server it needs is being restarted itself
-                self.say(f"{name} can't be started: {error}; trying again in {wait_s:.0f} s")
-            return
-        backoff.retry_at_s = None
+        except httpx2.HTTPError:
+            # The server that it needs is being restarted itself.
+            backoff.failed(now_s)
+        except OSError as error:
+            wait_s = backoff.failed(now_s)
+            self.say(f"{name} can't be started: {error}; trying again in {wait_s:.0f} s")
+        else:
+            backoff.retry_at_s = None
+
+    def limit_logs(self) -> None:
+        """Keep the logs small: once a minute, however often it is called."""
+        if time.monotonic() - self._logs_checked_s > _LOGS_EVERY_S:
+            self._logs_checked_s = time.monotonic()
+            for name in self._running:
+                self._limit_log(name)
 
     def _limit_log(self, name: str) -> None:
-        """Keep a log small, if that can be done. The process appends to the same file, so that is
-        emptied."""
-        log, aside = self.log(name), self.logs / f"{name}.log.1"
+        """Keep a log small, if that can be done; else say so once."""
+        log = self.log(name)
         try:
-            if (size := log.stat().st_size) > _LOG_BYTES:
-                if (
-                    shutil.disk_usage(log.parent).free < size
-                ):  # the rest of the disk is for results that were paid for
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                with written_whole(aside) as partial:
-                    shutil.copyfile(log, partial)
-                os.truncate(log, 0)
+            size = log.stat().st_size
+            if size > _LOG_BYTES:
+                _set_aside(log, size)
             self._large_logs.discard(name)
-        except FileNotFoundError:  # somebody removed it
+        except FileNotFoundError:
+            # Somebody removed it.
             return
         except OSError as error:
             if name not in self._large_logs:
                 self.say(f"{log}: can't be made smaller: {error.strerror}; {name} goes on")
             self._large_logs.add(name)
+
+
+def _set_aside(log: Path, size: int) -> None:
+    """Copy a log beside itself, and empty it: its process goes on appending to the same file."""
+    # The rest of the disk is for results that were paid for.
+    if shutil.disk_usage(log.parent).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with written_whole(log.with_name(f"{log.name}.1")) as partial:
+        shutil.copyfile(log, partial)
+    os.truncate(log, 0)
 
 
 def wait_until_ready(
@@ -195,43 +218,56 @@ def wait_until_ready(
     within_s: float = READY_WITHIN_S,
     say: Say = lambda _: None,
 ) -> None:
-    """Wait until `problem` says none; raises `EngineError` where one of the processes ended, or it
-    took too long."""
-    start = said = time.monotonic()
-    while found := problem():
+    """Wait until `problem` returns None.
+
+    Raises `EngineError` where one of the processes ended, or it took too long.
+    """
+    start_s = time.monotonic()
+    said_s = start_s
+    while True:
+        current_problem = problem()
+        if not current_problem:
+            break
         for process in processes:
             process.require_running()
-        now = time.monotonic()
-        if now - start > within_s:
+        now_s = time.monotonic()
+        if now_s - start_s > within_s:
             logs = "".join(f"; log: {process.log}" for process in processes)
-            raise EngineError(f"{what} was not ready after {within_s:.0f} s: {found}{logs}")
-        if now - said > _SAY_EVERY_S:
-            said = now
-            say(f"{what}: not ready after {now - start:.0f} s: {found}")
+            raise EngineError(
+                f"{what} was not ready after {within_s:.0f} s: {current_problem}{logs}"
+            )
+        if now_s - said_s > _SAY_EVERY_S:
+            said_s = now_s
+            say(f"{what}: not ready after {now_s - start_s:.0f} s: {current_problem}")
         time.sleep(_READY_POLL_S)
     say(f"{what}: ready")
 
 
 def health_problem(url: str) -> str | None:
-    try:  # loading the certificates would take longer than the request, and no secret is sent
-        status = httpx2.get(url, timeout=2.0, trust_env=False, verify=False).status_code
+    """The reason why a server does not answer 200; None where it does."""
+    try:
+        # Loading the certificates would take longer than the request, and no secret is sent.
+        response = httpx2.get(url, timeout=_HEALTH_WITHIN_S, trust_env=False, verify=False)
     except httpx2.HTTPError as error:
         return f"{url} does not answer: {type(error).__name__}"
-    return None if status == 200 else f"{url} answers HTTP {status}"
+    if response.status_code != 200:
+        return f"{url} answers HTTP {response.status_code}"
+    return None
 
 
 PORTS = range(20_000, 30_000)
-"""Below where Linux (32768), macOS and Windows (49152) begin to choose by themselves, and
-Kubernetes (30000)."""
-_handed_out = set[int]()
+"""Below the ports that Linux (32768), macOS and Windows (49152) choose by themselves, and below
+Kubernetes' (30000)."""
+_PORTS_TRIED = 100
+_HIGHEST_PORT = 65_535
+_handed_out: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now, and that was not given to this process
-    before.
+    """A port of loopback that nobody listened on just now.
 
-    Not one that systems give to who asks for any: a process of Ray's might get it before a server,
-    which loads first.
+    It was not given to this process before. Nor is it one that systems give to who asks for any: a
+    process of Ray's might get that before a server, which loads first.
     """
     while True:
         port = random.choice(PORTS)
@@ -241,17 +277,23 @@ def free_port() -> int:
 
 
 def port_from(first: int) -> int:
-    """The first port of loopback from this one on that is free; `ConfigError` where none of a
-    hundred is."""
-    for port in range(first, min(first + 100, 65_536)):
+    """The first port of loopback from this one on that is free.
+
+    Raises `ConfigError` where none of a hundred is.
+    """
+    for port in range(first, min(first + _PORTS_TRIED, _HIGHEST_PORT + 1)):
         if not port_problem(HOST, port):
             return port
-    raise ConfigError(f"{HOST}: no free port from {first} to {first + 99}")
+    raise ConfigError(f"{HOST}: no free port from {first} to {first + _PORTS_TRIED - 1}")
 
 
 def port_problem(host: str, port: int, *, reuse: bool = True) -> str | None:
-    """Why no server may listen there; without `reuse`, none that binds it without SO_REUSEADDR."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    """The reason why no server may listen there; None where one may.
+
+    Without `reuse` the server is one that binds the port without SO_REUSEADDR.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
             probe.bind((host, port))
@@ -262,14 +304,16 @@ def port_problem(host: str, port: int, *, reuse: bool = True) -> str | None:
 
 @contextmanager
 def stop_signals() -> Iterator[None]:
-    """Let SIGTERM end the work as Ctrl-C does, and Ctrl-C also where a shell had it ignored for a
-    background job."""
+    """Let SIGTERM end the work as Ctrl-C does.
+
+    Ctrl-C ends it also where a shell had it ignored for a background job.
+    """
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    earlier_handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, earlier_handlers, strict=True):
             signal.signal(number, handler)
 
 
@@ -281,11 +325,11 @@ def in_event_loop(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """
 
     async def interruptible(*args: P.args, **kwargs: P.kwargs) -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work(*args, **kwargs))
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-        ):
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work(*args, **kwargs))
+        # Only the main thread may set a handler. Who ignores Ctrl-C goes on ignoring it.
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if is_main_thread and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:
             return await task

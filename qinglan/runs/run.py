@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.config import CHANGEABLE, EMBEDDED, Profile
@@ -33,7 +33,11 @@ from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
 from qinglan.runs.schema_version import check_version, dump_record, first_flaw, with_version
 
 RUN_FILE = "run.json"
+_LOCK_FILE = ".lock"
+_LATEST = "latest"
 _DAMAGED = "damaged, as after a power loss"
+_WAIT_FOR_EVER_S = -1
+"""In the words of `filelock`."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +57,7 @@ class Run(BaseModel, frozen=True):
     """How often it was continued."""
     mlflow_run_id: str = ""
     flow_run_id: str = ""
-    """Of the orchestrator, for the attempt that is running or ran last."""
+    """The orchestrator's id of the attempt that is running or ran last."""
     source: Path | None = None
     """The run whose stages a `train` or `evaluate` uses; the same one when it is continued."""
     knowledge_base_sha256: str = ""
@@ -83,6 +87,9 @@ class Run(BaseModel, frozen=True):
         return directory
 
 
+# ---- opening a run ----
+
+
 @contextmanager
 def open_run(
     profile: Profile,
@@ -93,69 +100,100 @@ def open_run(
     source: str | None = None,
     flow_run_id: str = "",
 ) -> Iterator[Run]:
-    """Continue the unfinished run of this flow with these settings, or start a new one; hold its
-    lock meanwhile.
+    """Continue the unfinished run of this flow with these settings, or start a new one.
 
-    Settings that are `CHANGEABLE` may differ.
+    The block holds the run's lock. Settings that are `CHANGEABLE` may differ.
 
     Args:
+        profile: the run's settings.
+        flow: the flow's name.
         fresh: continue only a run that was itself started fresh.
         continue_anyway: continue an interrupted training although its code changed.
         source: the earlier run to take stages from, as the user named it; another name is another
             run.
-        flow_run_id: of the orchestrator. Where it believed the caller dead and started it again,
-            the second waits for the first, and then opens what that one left, instead of doing all
-            of it again.
+        flow_run_id: the orchestrator's. Where it believed the caller dead and started it again, the
+            second waits for the first, and then opens what that one left, instead of doing all of
+            it again.
     """
-    paths = profile.paths
-    absolute = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
-    profile = profile.model_copy(update={"paths": paths.model_copy(update=absolute)})
+    profile = _with_absolute_paths(profile)
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
-    identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
-    for directory in (each for each in run_folders(root) if _is_open(each, identity, fresh=fresh)):
-        try:
-            timeout_s = -1 if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
-            held = FileLock(directory / ".lock").acquire(timeout=timeout_s)
-        except Timeout:
+    settings = profile.model_dump(mode="json", exclude={**CHANGEABLE})
+    identity = hash_of(flow, settings, source)
+    for directory in run_folders(root):
+        if not _is_open(directory, identity, fresh=fresh):
             continue
-        with held:
+        lock = _lock_unfinished(directory, flow_run_id)
+        if lock is None:
+            continue
+        with lock:
             # The process that held the lock may have just finished the run. The same flow run
             # continues it, with all its stages to reuse; to another one it is an earlier run.
-            if not (
-                _is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)
-            ):
-                continue
-            point_link(root / "latest", directory.name)
-            run = _resume(directory, profile)
-            yield note(run, attempt=run.attempt + 1).model_copy(
-                update={"continue_anyway": continue_anyway}
-            )
-            return
+            is_still_open = _is_open(directory, identity, fresh=fresh)
+            if is_still_open or _is_work_of(directory, flow_run_id):
+                point_link(root / _LATEST, directory.name)
+                run = _resume(directory, profile, continue_anyway=continue_anyway)
+                yield note(run, attempt=run.attempt + 1)
+                return
     with ExitStack() as stack:
+        # Clean-up must not remove the source before the new run's file names it, nor the new run
+        # before its lock is held.
         with removal_lock(root):
-            named = find_run(root, source) if source else None  # before this run becomes `latest`
+            # Looked up first, as `latest` is about to be this run.
+            source_directory = find_run(root, source) if source else None
             directory = _new_folder(root)
-            stack.enter_context(FileLock(directory / ".lock"))
+            stack.enter_context(FileLock(directory / _LOCK_FILE))
             run = Run(
                 id=directory.name,
                 flow=flow,
                 profile=profile,
                 directory=directory,
                 fresh=fresh,
-                source=named,
+                continue_anyway=continue_anyway,
+                source=source_directory,
             )
-            run = run.model_copy(update={"continue_anyway": continue_anyway})
-            state = {"identity": identity, "finished": False, "profile_name": profile.name}
-            write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
+            _write_new(run, identity)
             sync(root)
-        point_link(root / "latest", run.id)
+        point_link(root / _LATEST, run.id)
         yield run
 
 
+def _with_absolute_paths(profile: Profile) -> Profile:
+    paths = profile.paths
+    absolute = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
+    return profile.model_copy(update={"paths": paths.model_copy(update=absolute)})
+
+
+def _lock_unfinished(directory: Path, flow_run_id: str) -> AcquireReturnProxy[FileLock] | None:
+    """The run's lock, taken; None where another process is running it."""
+    timeout_s = _WAIT_FOR_EVER_S if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
+    try:
+        return FileLock(directory / _LOCK_FILE).acquire(timeout=timeout_s)
+    except Timeout:
+        return None
+
+
+def _resume(directory: Path, profile: Profile, *, continue_anyway: bool) -> Run:
+    """The run with this profile in place of its own, which may differ in `CHANGEABLE` settings."""
+    new_values = {"profile": profile, "continue_anyway": continue_anyway}
+    return Run.model_validate(_values_of(directory) | new_values)
+
+
+def _values_of(directory: Path) -> dict[str, Any]:
+    """The values of a run from its file.
+
+    The folder may have been moved, and which knowledge base is served is asked anew.
+    """
+    state = _read(directory)
+    assert state is not None
+    return state | {"id": directory.name, "directory": directory, "knowledge_base_sha256": ""}
+
+
 def _new_folder(root: Path) -> Path:
-    """Named by the time, so that names sort by age; four hexadecimal digits count 16 µs within the
-    second."""
+    """A folder that is named by the time, so that names sort by age.
+
+    Four hexadecimal digits count 16 µs within the second.
+    """
     while True:
         now = datetime.now(UTC)
         directory = root / f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 16:04x}"
@@ -164,10 +202,33 @@ def _new_folder(root: Path) -> Path:
             return directory
 
 
+# ---- a run's file ----
+
+
+def _write_new(run: Run, identity: str) -> None:
+    state = {"identity": identity, "finished": False, "profile_name": run.profile.name}
+    write_json(run.directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
+
+
+def note(run: Run, **values: Any) -> Run:
+    """The run with these values, which its file has now too."""
+    state = _read(run.directory)
+    if state is None:
+        raise ArtifactError(
+            f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again"
+        )
+    write_json(run.directory / RUN_FILE, with_version(state | values))
+    # The file also holds values that a run has not, such as `finished`.
+    own_values = {name: value for name, value in values.items() if name in Run.model_fields}
+    return run.model_copy(update=own_values)
+
+
 def note_end(run: Run, error: BaseException) -> None:
     """Remember what ended it early, unless the disk is full or missing."""
-    with suppress(OSError, ArtifactError):  # the caller is about to report the error itself
-        note(run, ended_by=first_line(error) if isinstance(error, Exception) else "interrupted")
+    ended_by = first_line(error) if isinstance(error, Exception) else "interrupted"
+    # The caller is about to report the error itself.
+    with suppress(OSError, ArtifactError):
+        note(run, ended_by=ended_by)
 
 
 def finish_run(run: Run) -> None:
@@ -175,85 +236,143 @@ def finish_run(run: Run) -> None:
     note(run, finished=True)
 
 
-def note(run: Run, **what: Any) -> Run:
-    """The run with these values, which its file has now too."""
-    if (state := _read(run.directory)) is None:
-        raise ArtifactError(
-            f"{run.directory / RUN_FILE}: removed or damaged while the run was running; run again"
-        )
-    write_json(run.directory / RUN_FILE, with_version(state | what))
-    return run.model_copy(
-        update={name: value for name, value in what.items() if name in Run.model_fields}
+def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
+    """Whether a run is unfinished and of this identity; with `fresh` only one that began fresh."""
+    state = _read(directory)
+    if state is None or state["identity"] != identity or state["finished"]:
+        return False
+    return bool(state["fresh"]) or not fresh
+
+
+def _is_work_of(directory: Path, flow_run_id: str) -> bool:
+    if not flow_run_id:
+        return False
+    state = _read(directory) or {}
+    return state.get("flow_run_id") == flow_run_id
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    """The content of a run's file; None where there is none, or it is damaged.
+
+    A damaged run is left out, and no other one.
+    """
+    path = directory / RUN_FILE
+    try:
+        state = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        state = None
+    if isinstance(state, dict):
+        return check_version(state, path)
+    _warn_once(
+        f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; "
+        f"remove {directory} once nothing in it is needed"
     )
+    return None
+
+
+@cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
+
+
+# ---- finding runs ----
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The folders of all runs, the newest first."""
+    folders = (file.parent for file in root.glob(f"*/{RUN_FILE}"))
+    return sorted(filter(_is_run_folder, folders), reverse=True)
+
+
+def _is_run_folder(folder: Path) -> bool:
+    # `latest` is a link. A folder with a dot in front is about to be removed.
+    return not folder.is_symlink() and not folder.name.startswith(".")
 
 
 def is_running(directory: Path) -> bool:
-    """Does a process on this machine hold the run's lock? Another user's, which is not ours to
-    take, counts as held."""
-    return is_held(directory / ".lock", shared=True)
+    """Does a process on this machine hold the run's lock?
+
+    Another user's lock, which is not ours to take, counts as held.
+    """
+    return is_held(directory / _LOCK_FILE, shared=True)
 
 
 def find_run(runs: Path, name: str) -> Path:
-    """A run's directory by id, unique prefix, path or `latest`; raises `ConfigError` where there is
-    none."""
+    """A run's directory by id, unique prefix, path or `latest`.
+
+    Raises `ConfigError` where there is none.
+    """
     for candidate in (runs / name, Path(name)):
         if (candidate / RUN_FILE).exists():
             return candidate.resolve()
     names = [directory.name for directory in run_folders(runs)]
-    if matches := [each for each in names if each.startswith(name)]:
-        if len(matches) == 1:
-            return runs / matches[0]
+    matches = [run_name for run_name in names if run_name.startswith(name)]
+    if not matches:
+        newest = ", ".join(names[:5]) or "none"
+        raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {newest}")
+    if len(matches) > 1:
         raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(matches[:5])}")
-    raise ConfigError(
-        f"run `{name}`: not found under {runs}; newest runs: {', '.join(names[:5]) or 'none'}"
-    )
+    return runs / matches[0]
 
 
 def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None) -> list[Path]:
     """All runs of a profile, or those of some flows, the newest first."""
-    states = ((directory, _read(directory)) for directory in run_folders(runs))
-    mine = [
-        (directory, state)
-        for directory, state in states
-        if state and state["profile_name"] == profile_name
-    ]
-    return [directory for directory, state in mine if flows is None or state["flow"] in flows]
+    directories = []
+    for directory in run_folders(runs):
+        state = _read(directory)
+        if not state or state["profile_name"] != profile_name:
+            continue
+        if flows is None or state["flow"] in flows:
+            directories.append(directory)
+    return directories
 
 
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
-    """The runs that one of the orchestrator's flow runs works or worked on, with the settings that
-    it began with."""
-    return [read_run(each) for each in run_folders(runs) if _is_work_of(each, flow_run_id)]
+    """The runs that one of the orchestrator's flow runs works or worked on.
+
+    They have the settings that they began with.
+    """
+    directories = run_folders(runs)
+    return [read_run(folder) for folder in directories if _is_work_of(folder, flow_run_id)]
 
 
 def read_run(directory: Path) -> Run:
-    """A run with the settings that it began with; ArtifactError where this version can't read
-    them."""
+    """A run with the settings that it began with.
+
+    Raises ArtifactError where this version can't read them.
+    """
     try:
-        return _resume(directory, None)
+        return Run.model_validate(_values_of(directory))
     except ValidationError as error:
         raise ArtifactError(
             f"{directory / RUN_FILE}: its settings are not of this version of Qinglan"
         ) from error
 
 
+# ---- finished stages ----
+
+
 def save_stage(run: Run, result: StageResult) -> StageResult:
-    """Write the manifest, last: from now on the stage is complete, and a power loss takes nothing
-    of it."""
+    """Write the manifest.
+
+    It comes last: from now on the stage is complete, and a power loss takes nothing of it.
+    """
     for artifact in result.artifacts.values():
         sync_all(artifact.path)
-    result = result.model_copy(update={"attempt": run.attempt})
+    result = result.with_attempt(run.attempt)
     write_json(run.stage_directory(result.stage) / MANIFEST, dump_record(result))
     return result
 
 
 def stage_of(directory: Path, name: str) -> StageResult:
-    """A finished stage of a run; raises `ConfigError` where there is none that this version can
-    read."""
-    path, advice = (
-        directory / name / MANIFEST,
-        "run `qinglan run refresh` or `qinglan run pipeline` first",
-    )
+    """A finished stage of a run.
+
+    Raises `ConfigError` where there is none that this version can read.
+    """
+    path = directory / name / MANIFEST
+    advice = "run `qinglan run refresh` or `qinglan run pipeline` first"
     try:
         return StageResult.read(path)
     except FileNotFoundError as error:
@@ -265,96 +384,71 @@ def stage_of(directory: Path, name: str) -> StageResult:
 
 
 def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
-    """Finished stages of an earlier run, their files verified, for a run whose rows are scored with
-    `scored_with`."""
+    """Finished stages of an earlier run, their files verified.
+
+    Raises ConfigError where they do not belong together, or where the dataset's rows were scored
+    otherwise than with `scored_with`.
+    """
     results = [stage_of(directory, name) for name in names]
-    if old := [
-        each.stage for each in results if each.attempt < max(result.attempt for result in results)
-    ]:
-        problem = f"its {' and '.join(old)} may be of other rows or models, as it was continued and stopped before that"
-        raise ConfigError(f"run {directory.name}: {problem}; give its command again")
+    newest_attempt = max((result.attempt for result in results), default=0)
+    outdated = [result.stage for result in results if result.attempt < newest_attempt]
+    if outdated:
+        raise ConfigError(
+            f"run {directory.name}: its {' and '.join(outdated)} may be of other rows or models, "
+            "as it was continued and stopped before that; give its command again"
+        )
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
-            problem = "its dataset was scored with another tenant, RAG, knowledge base or judge than this profile's"
-            hint = (
-                "so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            raise ConfigError(
+                f"run {directory.name}: its dataset was scored with another tenant, RAG, "
+                "knowledge base or judge than this profile's, so the teacher's scores in it "
+                "can't be compared; run `qinglan run refresh` first"
             )
-            raise ConfigError(f"run {directory.name}: {problem}, {hint}")
         for artifact in result.artifacts.values():
             artifact.verify()
     return results
 
 
 def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
-    """A finished stage with this key whose files are all still as they were, and that another run
-    could not improve."""
-    elsewhere = (
-        [] if run.fresh else [d for d in run_folders(run.directory.parent) if d != run.directory]
-    )
-    for directory in [run.directory, *elsewhere]:
-        manifest = directory / stage / MANIFEST
-        try:
-            result = StageResult.read(manifest)
-            if result.key == key and not (result.try_again and directory != run.directory):
-                for artifact in result.artifacts.values():
-                    artifact.verify()
-                return result
-        except (FileNotFoundError, ArtifactError):  # of a newer Qinglan, or its files are damaged
+    """A finished stage with this key, in this run or an earlier one.
+
+    All its files are still as they were, and another run could not improve it.
+    """
+    directories = [run.directory]
+    if not run.fresh:
+        earlier_runs = run_folders(run.directory.parent)
+        directories += [directory for directory in earlier_runs if directory != run.directory]
+    for directory in directories:
+        result = _finished_stage(directory, stage)
+        if result is None or result.key != key:
             continue
-        except ValidationError as error:
-            if error.errors()[0]["type"] == "json_invalid":  # else it is of another version
-                _warn_once(f"{manifest}: {_DAMAGED}; its stage is computed anew where needed")
+        # Rows that failed for a cause that may pass are worth another try, but not in the same run.
+        could_be_better = result.try_again > 0 and directory != run.directory
+        if not could_be_better and _is_intact(result):
+            return result
     return None
 
 
-def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
-    state = _read(directory)
-    if state is None or state["identity"] != identity or state["finished"]:
-        return False
-    return bool(state["fresh"]) or not fresh
-
-
-def _is_work_of(directory: Path, flow_run_id: str) -> bool:
-    return bool(flow_run_id) and (_read(directory) or {}).get("flow_run_id") == flow_run_id
-
-
-def _resume(directory: Path, profile: Profile | None) -> Run:
-    """The run with this profile, else with its own; which knowledge base it serves is asked
-    anew."""
-    state = _read(directory)
-    assert state is not None
-    here = {"id": directory.name, "directory": directory, "knowledge_base_sha256": ""}
-    return Run.model_validate(state | here | ({"profile": profile} if profile else {}))
-
-
-def run_folders(root: Path) -> list[Path]:
-    found = (path.parent for path in root.glob(f"*/{RUN_FILE}"))
-    # One with a dot in front is about to be removed.
-    return sorted(
-        (each for each in found if not each.is_symlink() and not each.name.startswith(".")),
-        reverse=True,
-    )
-
-
-def _read(directory: Path) -> dict[str, Any] | None:
-    """What a run's file holds; None where there is none, or it is damaged: that run is left out,
-    and no other one."""
-    path = directory / RUN_FILE
+def _finished_stage(directory: Path, stage: str) -> StageResult | None:
+    """A finished stage of a run; None where there is none that this version can read."""
+    manifest = directory / stage / MANIFEST
     try:
-        state = json.loads(path.read_bytes())
-    except FileNotFoundError:
+        return StageResult.read(manifest)
+    except (FileNotFoundError, ArtifactError):
+        # It is not finished, or of a newer Qinglan.
         return None
-    except ValueError:
-        state = None
-    if isinstance(state, dict):
-        return check_version(state, path)
-    hint = f"remove {directory} once nothing in it is needed"
-    _warn_once(
-        f"{path}: {_DAMAGED}; this run is left out, and its finished stages are still reused; {hint}"
-    )
-    return None
+    except ValidationError as error:
+        # Other flaws are those of another version.
+        if error.errors()[0]["type"] == "json_invalid":
+            _warn_once(f"{manifest}: {_DAMAGED}; its stage is computed anew where needed")
+        return None
 
 
-@cache
-def _warn_once(line: str) -> None:
-    _log.warning(line)
+def _is_intact(result: StageResult) -> bool:
+    """Whether all files of a stage are still as they were."""
+    try:
+        for artifact in result.artifacts.values():
+            artifact.verify()
+    except (FileNotFoundError, ArtifactError):
+        return False
+    return True

@@ -21,7 +21,9 @@ from pathlib import Path
 
 GRACE_S = 15.0
 _KILL_WITHIN_S = 5.0
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_KILL_POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
@@ -35,14 +37,16 @@ def main() -> int:
     )
     threading.Thread(target=_end_with_caller, args=(child,), daemon=True).start()
     status = child.wait()
-    _kill_all(child.pid)  # whatever the command left behind
+    # The command may have left something behind.
+    _kill_all(child.pid)
     return status if status >= 0 else 128 - status
 
 
 def _begin() -> None:
-    """In the command's process. A shell has SIGINT ignored in background jobs, and what is ignored
-    is inherited: a Prefect worker, which makes a SIGINT of a SIGTERM, would never end by itself."""
+    """Prepare the command's process, in it."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # A shell has SIGINT ignored in background jobs, and what is ignored is inherited: a Prefect
+    # worker, which makes a SIGINT of a SIGTERM, would never end by itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -52,10 +56,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
-    while os.read(
-        sys.stdin.fileno(), 4096
-    ):  # not sys.stdin.buffer: its lock would be held at interpreter exit
-        pass
+    _wait_for_end_of_stdin()
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -63,37 +64,59 @@ def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
     _kill_all(child.pid)
 
 
+def _wait_for_end_of_stdin() -> None:
+    # Not sys.stdin.buffer: its lock would be held at interpreter exit.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+
+
 def _kill_all(group: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    deadline = time.monotonic() + _KILL_WITHIN_S
-    while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
+    deadline_s = time.monotonic() + _KILL_WITHIN_S
+    while True:
+        # Asked for again each time: a process that is killed may have started another one.
+        pids = descendants(os.getpid())
+        if not pids or time.monotonic() >= deadline_s:
+            return
         for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+        time.sleep(_KILL_POLL_S)
 
 
 def process_status(pid: int | str) -> list[str]:
-    """What /proc/PID/stat has behind the name: state, parent, …; nothing where the system shows no
-    such process."""
+    """The fields of /proc/PID/stat behind the name: state, parent, …
+
+    Nothing where the system shows no such process.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return []
+    # The name, in parentheses, may hold spaces and parentheses itself.
+    return fields.rpartition(")")[2].split()
 
 
 def descendants(root: int) -> list[int]:
     """Living children, grandchildren and so on, by /proc; none where there is no /proc."""
-    parents: dict[int, int] = {}
+    parents = _parents_of_living()
+    all_descendants: list[int] = []
+    generation = {root}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation}
+        all_descendants += generation
+    return all_descendants
+
+
+def _parents_of_living() -> dict[int, int]:
+    """Every process that is no zombie → its parent."""
+    parents = {}
     for path in Path("/proc").glob("[0-9]*"):
-        if (status := process_status(path.name)) and status[0] != "Z":
+        status = process_status(path.name)
+        if status and status[0] != "Z":
             parents[int(path.name)] = int(status[1])
-    found: list[int] = []
-    level = {root}
-    while level := {pid for pid, parent in parents.items() if parent in level}:
-        found += level
-    return found
+    return parents
 
 
 if __name__ == "__main__":

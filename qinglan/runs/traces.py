@@ -1,4 +1,4 @@
-"""Which calls of a stage MLflow shows as traces."""
+"""The calls of a stage that MLflow shows as traces."""
 
 import time
 from collections import Counter
@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from qinglan.rows import BottomK
 
+SpanKind = Literal["CHAT_MODEL", "RETRIEVER"]
+
 
 @dataclass(frozen=True)
 class TracedCall:
     role: str
-    kind: Literal["CHAT_MODEL", "RETRIEVER"]
+    kind: SpanKind
     """MLflow's type of the span."""
     inputs: Any
     outputs: Any
@@ -25,17 +27,20 @@ class TracedCall:
 
 
 class CallSample:
-    """The calls whose keys have the lowest hashes: the same ones whenever the same calls are
-    made."""
+    """The calls whose keys have the lowest hashes.
+
+    They are the same ones whenever the same calls are made.
+    """
 
     def __init__(self, size: int) -> None:
-        self._kept, self._attempts = BottomK[TracedCall](size), Counter[str]()
+        self._kept_calls = BottomK[TracedCall](size)
+        self._attempts = Counter[str]()
 
     def add(
         self,
         key: str,
         role: str,
-        kind: Literal["CHAT_MODEL", "RETRIEVER"],
+        kind: SpanKind,
         inputs: Any,
         outputs: Any = None,
         *,
@@ -44,13 +49,16 @@ class CallSample:
         **attributes: Any,
     ) -> None:
         """Note a request that was sent; `key` stands for its content."""
-        if self._kept.wants(key):
-            self._attempts[key] += 1
-            attributes |= {"attempt": self._attempts[key], "status": failure or "ok"}
-            call = TracedCall(
-                role, kind, inputs, outputs, failure, time.time_ns(), latency_ms, attributes
-            )
-            self._kept.add(key, call)
+        # Most calls are not kept, so nothing is made of them.
+        if not self._kept_calls.wants(key):
+            return
+        self._attempts[key] += 1
+        attributes["attempt"] = self._attempts[key]
+        attributes["status"] = failure or "ok"
+        call = TracedCall(
+            role, kind, inputs, outputs, failure, time.time_ns(), latency_ms, attributes
+        )
+        self._kept_calls.add(key, call)
 
     def calls(self) -> list[TracedCall]:
-        return self._kept.items()
+        return self._kept_calls.items()

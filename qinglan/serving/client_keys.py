@@ -43,7 +43,7 @@ class ClientKeys:
         """The names of all who may ask."""
         return list(self._keys) or [NO_CLIENT]
 
-    def client_of(self, request: Request) -> str:
+    def authorise(self, request: Request) -> str:
         """The name of the client that asks; `NO_CLIENT` where no key is needed.
 
         Raises:

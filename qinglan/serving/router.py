@@ -99,6 +99,8 @@ def create_app(
 
 
 class _Service:
+    """The handlers of the HTTP routes, with what they share."""
+
     _handler: RequestHandler
     _try: TryPage
     """Both are there from the start of the lifespan, as they belong to its event loop."""
@@ -144,7 +146,7 @@ class _Service:
 
     async def complete(self, request: Request) -> Response:
         arrived_s = time.perf_counter()
-        client = self._keys.client_of(request)
+        client = self._keys.authorise(request)
         body = await _read_body(request, RouterRequest, self._config.max_body_bytes)
         if body.model not in self._model_names:
             names = " and ".join(self._model_names)
@@ -160,11 +162,11 @@ class _Service:
         return FileResponse(PAGE, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
     async def try_settings(self, request: Request) -> Response:
-        self._keys.client_of(request)
+        self._keys.authorise(request)
         return JSONResponse(await self._try.settings())
 
     async def try_arm(self, request: Request) -> Response:
-        self._keys.client_of(request)
+        self._keys.authorise(request)
         body = await _read_body(request, TryRequest, self._config.max_body_bytes)
         arms = self._try.arms
         if body.arm not in arms:
@@ -174,7 +176,7 @@ class _Service:
         return JSONResponse(await self._try.ask(body.arm, question, unfit_reason))
 
     async def models(self, request: Request) -> Response:
-        self._keys.client_of(request)
+        self._keys.authorise(request)
         return JSONResponse(model_list(self._model_names))
 
     async def health(self, _request: Request) -> Response:
@@ -198,7 +200,7 @@ class _Service:
         return JSONResponse(health)
 
     async def metrics(self, request: Request) -> Response:
-        self._keys.client_of(request)
+        self._keys.authorise(request)
         return Response(
             generate_latest(self._metrics.registry),
             media_type="text/plain; version=0.0.4; charset=utf-8",

@@ -1,2 +1,4 @@
-"""Simulated teachers, judges, RAG and a tiny base model, with sample data, for a machine without
-API key and GPU."""
+"""Simulators for a machine without API key and GPU.
+
+They are teachers and judges, a RAG, a tiny base model, and the sample data for each recipe.
+"""

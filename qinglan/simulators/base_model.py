@@ -1,8 +1,8 @@
-"""The path of a domain's base model, and the command that pretrains it; imports no torch.
+"""The path of a domain's base model, and the command that pretrains it.
 
 A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. Its key contains a digest
-of the code that it is made with, so a changed corpus gives another model; the code of other domains
-is no part of it.
+of the code that it is made with, so a changed corpus gives another model. The code of other domains
+is no part of the key. This module imports no torch.
 """
 
 import json
@@ -17,42 +17,52 @@ from qinglan.runs.artifacts import MANIFEST, hash_of
 from qinglan.runs.code_digest import digests_of_modules, import_closure
 from qinglan.simulators.domains import Domain, red_team_questions
 
+_LIBRARIES = ("torch", "transformers", "tokenizers")
+_KEY_CHARS = 16
+
 
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
     package = __package__
-    makers = (
-        f"{package}.pretrain",
-        f"{package}.domains.{domain.name}",
-    )
-    code = import_closure(makers, lambda module: module.startswith(f"{package}."))
-    size = asdict(domain.pretraining) | {
-        "steps": embedded.pretrain_steps or domain.pretraining.steps
-    }
-    size |= {"seed": embedded.pretrain_seed}
-    prompt = recipe_key(domain.name)  # the corpus contains it
-    libraries = dict.fromkeys(("torch", "transformers", "tokenizers"), "absent")
-    for name in libraries:
-        with suppress(PackageNotFoundError):  # the orchestrator's image may do without
-            libraries[name] = version(name)
+    makers = (f"{package}.pretrain", f"{package}.domains.{domain.name}")
+    modules = import_closure(makers, lambda module: module.startswith(f"{package}."))
+    # The instruction set decides in which order numbers are summed.
+    modules |= {"qinglan.noise", "qinglan.cpu"}
+    settings = asdict(domain.pretraining)
+    settings["steps"] = _steps(embedded, domain)
+    settings["seed"] = embedded.pretrain_seed
     return hash_of(
-        digests_of_modules({*code, "qinglan.noise", "qinglan.runs.cpu"}),
-        prompt,
+        digests_of_modules(modules),
+        # The corpus contains the recipe's prompt.
+        recipe_key(domain.name),
         red_team_questions(domain.name),
-        size,
-        libraries,
+        settings,
+        _library_versions(),
     )
+
+
+def _steps(embedded: Embedded, domain: Domain) -> int:
+    return embedded.pretrain_steps or domain.pretraining.steps
+
+
+def _library_versions() -> dict[str, str]:
+    versions = dict.fromkeys(_LIBRARIES, "absent")
+    for name in _LIBRARIES:
+        # The orchestrator's image may do without the trainer's libraries.
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def cached_path(paths: Paths, embedded: Embedded, domain: Domain) -> Path:
     """The model's Hugging Face folder, whether it exists or not."""
-    return (
-        paths.state / "base_models" / f"qwen3-tiny-{domain.name}-{cache_key(embedded, domain)[:16]}"
-    )
+    key = cache_key(embedded, domain)[:_KEY_CHARS]
+    return paths.state / "base_models" / f"qwen3-tiny-{domain.name}-{key}"
 
 
 def is_complete(path: Path) -> bool:
-    return (path / MANIFEST).is_file()  # the last file that pretraining writes
+    # The manifest is the last file that pretraining writes.
+    return (path / MANIFEST).is_file()
 
 
 def pretrain_argv(
@@ -68,7 +78,7 @@ def pretrain_argv(
         "domain": domain.name,
         "output": str(output_dir.resolve()),
         "metrics": str(metrics_path.resolve()),
-        "steps": embedded.pretrain_steps or domain.pretraining.steps,
+        "steps": _steps(embedded, domain),
         "seed": embedded.pretrain_seed,
         "seconds_max": embedded.pretrain_seconds_max,
         "threads": threads,

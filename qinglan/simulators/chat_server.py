@@ -29,6 +29,7 @@ from qinglan.simulators.server import argument_parser, serve
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese."""
 TOKENS_PER_MESSAGE = 4
+_ID_CHARS = 24
 
 
 class SeededRequest(ChatRequest):
@@ -40,47 +41,74 @@ class SeededRequest(ChatRequest):
 def complete(
     request: SeededRequest, default_seed: int = 7, names: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body of the answer to the last message of the user; `names` are further ones
-    of the models."""
-    domains, name = simulated_models(), (names or {}).get(request.model, request.model)
-    if name not in domains:
-        return 404, error_body(
-            404, f"The model `{name}` does not exist; there are {', '.join(domains)}"
-        )
+    """Answer the last message of the user, with an HTTP status and a body.
+
+    Args:
+        request: the chat completion request.
+        default_seed: decides the model's random errors where the request has no seed.
+        names: further names of models, each with the simulated model that it stands for.
+    """
+    domains = simulated_models()
+    model_name = (names or {}).get(request.model, request.model)
+    if model_name not in domains:
+        problem = f"The model `{model_name}` does not exist; there are {', '.join(domains)}"
+        return 404, error_body(404, problem)
     if request.stream:
         return 400, error_body(400, "the simulator can't stream")
-    model = domains[name].models[name]
-    answer = model(
-        undelimited(request.last_user_text), default_seed if request.seed is None else request.seed
+    simulated_model = domains[model_name].models[model_name]
+    seed = default_seed if request.seed is None else request.seed
+    answer = simulated_model(undelimited(request.last_user_text), seed)
+    if not isinstance(answer, ReasonedAnswer):
+        answer = ReasonedAnswer(answer, reasoning="")
+    message = {"role": "assistant", "content": answer.answer, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    body = completion_body(_completion_id(request), int(time.time()), request.model, message)
+    body["usage"] = _usage(request, answer)
+    return 200, body
+
+
+def _completion_id(request: SeededRequest) -> str:
+    conversation = "\n".join(message.text for message in request.messages)
+    return hashlib.sha256(conversation.encode()).hexdigest()[:_ID_CHARS]
+
+
+def _usage(request: SeededRequest, answer: ReasonedAnswer) -> dict[str, Any]:
+    """The token counts of a call, as OpenAI's protocol names them."""
+    prompt_tokens = sum(
+        _count_tokens(message.text) + TOKENS_PER_MESSAGE for message in request.messages
     )
-    text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
-    prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
-    completion = _count_tokens(text) + _count_tokens(reasoning)
-    reply = {"role": "assistant", "content": text, "refusal": None}
+    reasoning_tokens = _count_tokens(answer.reasoning)
+    completion_tokens = _count_tokens(answer.answer) + reasoning_tokens
     usage: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
-    if reasoning:
-        reply["reasoning_content"] = reasoning
-        usage["completion_tokens_details"] = {"reasoning_tokens": _count_tokens(reasoning)}
-    digest = hashlib.sha256("\n".join(m.text for m in request.messages).encode()).hexdigest()
-    return 200, completion_body(digest[:24], int(time.time()), request.model, reply) | {
-        "usage": usage
-    }
+    if answer.reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
+
+
+def _count_tokens(text: str) -> int:
+    return math.ceil(len(text) * TOKENS_PER_CHARACTER)
 
 
 def create_app(seed: int = 7, names: Mapping[str, str] | None = None) -> FastAPI:
-    """The service; `seed` decides the simulated models' random errors unless a request brings its
-    own."""
+    """The service.
+
+    Args:
+        seed: decides the simulated models' random errors unless a request brings its own.
+        names: further names of models; see `complete`.
+    """
     app = FastAPI(title="Qinglan's simulated models")
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"][1:]))
-        return JSONResponse(error_body(400, f"{where}: {first['msg']}"), 400)
+        first_problem = error.errors()[0]
+        # The location begins with "body", which the caller knows.
+        field = ".".join(map(str, first_problem["loc"][1:]))
+        return JSONResponse(error_body(400, f"{field}: {first_problem['msg']}"), 400)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -98,16 +126,22 @@ def create_app(seed: int = 7, names: Mapping[str, str] | None = None) -> FastAPI
     return app
 
 
-def _count_tokens(text: str) -> int:
-    return math.ceil(len(text) * TOKENS_PER_CHARACTER)
+def _name_and_model(argument: str) -> tuple[str, str]:
+    name, _, model = argument.partition("=")
+    return name, model
 
 
 def main() -> int:
     parser = argument_parser("Simulated teachers and judges behind OpenAI's protocol.")
     parser.add_argument(
-        "--also", action="append", default=[], metavar="NAME=MODEL", type=lambda text: text.partition("=")[::2],
-        help="a further name of a model, such as gpt-5=simulated-rewriter; may be given several times",
-    )  # fmt: skip
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL",
+        type=_name_and_model,
+        help="a further name of a model, such as gpt-5=simulated-rewriter; "
+        "may be given several times",
+    )
     options = parser.parse_args()
     serve(create_app(options.seed, dict(options.also)), options)
     return 0

@@ -1,7 +1,7 @@
-"""The simulated RAG over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl
---port 8001`.
+"""The simulated RAG over HTTP.
 
-It follows the contract for a user's own service; see docs/reference/file-formats.md.
+Start it with `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl --port 8001`. It
+follows the contract for a user's own service; see docs/reference/file-formats.md.
 """
 
 import sys
@@ -21,7 +21,7 @@ from qinglan.simulators.server import argument_parser, serve
 class RetrieveRequest(BaseModel):
     query: str
     rewritten_query: str | None = None
-    """Retrieved with in place of `query`, where it is given."""
+    """Replaces `query` in the retrieval where it is given."""
     tenant_id: str = "default"
     kb_name: str = "default"
     top_k: Annotated[int, Field(ge=1, le=100)] = 10

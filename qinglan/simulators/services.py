@@ -20,33 +20,36 @@ READY_WITHIN_S = 60.0
 
 @contextmanager
 def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator[Services]:
-    """Start what the profile calls `embedded` when an address is first asked for, and stop it at
-    the end.
+    """Start what the profile calls `embedded` when an address is first asked for.
 
-    The call raises EngineError where one does not come up.
+    All of it is stopped at the end of the block. The call that asks for an address raises
+    EngineError where a simulator does not come up.
     """
     with ExitStack() as stack:
+        # Cached: the first call starts the simulators, later ones get the same addresses.
         yield cache(partial(_start, stack, profile, knowledge_base))
 
 
 def _start(stack: ExitStack, profile: Profile, knowledge_base: Path | None) -> Addresses:
-    wait_for_models = (
-        stack.enter_context(_simulator(teacher_argv(profile), profile))
-        if is_any_model_embedded(profile)
-        else None
-    )
-    rag_url = stack.enter_context(
-        rag_service(profile, knowledge_base)
-    )  # starts up beside the models
+    wait_for_models = None
+    if is_any_model_embedded(profile):
+        wait_for_models = stack.enter_context(_simulator(teacher_argv(profile), profile))
+    # The models are waited for after the RAG, so that both start up at the same time.
+    rag_url = stack.enter_context(rag_service(profile, knowledge_base))
     models_url = f"{wait_for_models()}/v1" if wait_for_models else ""
 
     def url_of(endpoint: Endpoint | None) -> str:
-        url = endpoint.base_url if endpoint else ""
-        return models_url if url == EMBEDDED else url
+        if endpoint is None:
+            return ""
+        return models_url if endpoint.base_url == EMBEDDED else endpoint.base_url
 
-    rivals = {name: url_of(endpoint) for name, endpoint in profile.compare.teachers.items()}
+    rival_urls = {name: url_of(endpoint) for name, endpoint in profile.compare.teachers.items()}
     return Addresses(
-        url_of(profile.teacher), url_of(profile.judge), rag_url, rivals, url_of(profile.answerer)
+        url_of(profile.teacher),
+        url_of(profile.judge),
+        rag_url,
+        rival_urls,
+        url_of(profile.answerer),
     )
 
 
@@ -54,7 +57,7 @@ def _start(stack: ExitStack, profile: Profile, knowledge_base: Path | None) -> A
 def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
     """The address of the RAG: the user's own, or the simulator's for as long as it is needed.
 
-    Without a knowledge base, which a recipe that retrieves nothing has, the address is empty.
+    The address is empty without a knowledge base, as for a recipe that retrieves nothing.
     """
     if profile.rag.url != EMBEDDED:
         yield profile.rag.url
@@ -76,41 +79,47 @@ def is_any_model_embedded(profile: Profile) -> bool:
 
 
 def teacher_argv(profile: Profile) -> list[str]:
-    return [
-        "qinglan.simulators.chat_server",
-        *_fault_options(profile, profile.embedded.teacher_latency_ms),
-    ]
+    """Module and options of the server for all simulated models."""
+    options = _fault_options(profile, profile.embedded.teacher_latency_ms)
+    return ["qinglan.simulators.chat_server", *options]
 
 
 def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:
-    faults = _fault_options(profile, profile.embedded.rag_latency_ms)
-    return ["qinglan.simulators.rag_server", "--knowledge-base", str(knowledge_base), *faults]
+    """Module and options of the server for the simulated RAG."""
+    options = _fault_options(profile, profile.embedded.rag_latency_ms)
+    return ["qinglan.simulators.rag_server", "--knowledge-base", str(knowledge_base), *options]
 
 
 def _fault_options(profile: Profile, latency_ms: float) -> list[str]:
-    faults = [
+    return [
+        "--latency-ms",
+        str(latency_ms),
         "--fault-rate",
         str(profile.embedded.fault_rate),
         "--seed",
         str(profile.embedded.sample_seed),
     ]
-    return ["--latency-ms", str(latency_ms), *faults]
 
 
 @contextmanager
 def _simulator(argv: list[str], profile: Profile) -> Iterator[Callable[[], str]]:
-    """A simulator that starts; what waits until it is ready, and gives its base URL."""
+    """Start a simulator, and end it with the block.
+
+    The block gets a function that waits until the simulator is ready, and returns its base URL.
+    """
     name = argv[0].rpartition(".")[2]
+    # The secrets are for the real services; what simulates them gets none.
     command = Command([sys.executable, "-m", *argv], withheld_secrets(profile))
-    process = SupervisedProcess(
-        name, command, profile.paths.state / "logs" / f"{name}.log", announces=True
-    )
+    log = profile.paths.state / "logs" / f"{name}.log"
+    process = SupervisedProcess(name, command, log, announces=True)
 
     def wait() -> str:
         url = process.address(READY_WITHIN_S)
-        wait_until_ready(
-            name, lambda: health_problem(f"{url}/health"), [process], within_s=READY_WITHIN_S
-        )
+
+        def problem() -> str | None:
+            return health_problem(f"{url}/health")
+
+        wait_until_ready(name, problem, [process], within_s=READY_WITHIN_S)
         return url
 
     try:

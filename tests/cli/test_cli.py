@@ -86,7 +86,8 @@ def test_what_the_system_refuses_is_one_line(
     message: str,
 ):
     profile.paths.state.mkdir()
-    file, binary = tmp_path / "file", tmp_path / "binary"
+    file = tmp_path / "file"
+    binary = tmp_path / "binary"
     file.touch()
     binary.mkdir()
     (binary / "backup.json").write_bytes(b"\x8e\xff")
@@ -131,7 +132,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: OSError
 
 @pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a run r1, where a run starts a flow that a test puts in the place of ours."""
+    """The report of a run r1, where a run starts a flow that a test puts in the place of ours."""
     Report(run_id="r1", profile="test", recipe="query_rewrite").write(tmp_path / "report.json")
     monkeypatch.setattr("qinglan.ops.up.site.prefect_for", lambda *_: nullcontext(lambda: None))
     monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
@@ -164,7 +165,8 @@ def test_run_without_a_dataset_shows(
     assert f"Report: {profile.paths.runs}/r1/report.html" in out
     assert err.endswith(f"error: {error}\n")
     status, out, err = qinglan("run", "refresh", "--report-suffices", profile=profile)
-    assert (status, err) == (0, "") and out.endswith(f"report.html\nEnded early: {error}\n")
+    assert (status, err) == (0, "")
+    assert out.endswith(f"report.html\nEnded early: {error}\n")
 
 
 @pytest.mark.usefixtures("report")
@@ -184,7 +186,9 @@ def test_an_interrupted_run_says_how_it_goes_on(
         said = (
             f"error: Prefect's server does not answer: {error}; see whether that of `prefect config"
         )
-        assert status == 2 and err.splitlines()[-1].startswith(said) and "Traceback" not in err
+        assert status == 2
+        assert err.splitlines()[-1].startswith(said)
+        assert "Traceback" not in err
 
 
 def test_a_pipe_gets_a_wide_table():
@@ -192,10 +196,10 @@ def test_a_pipe_gets_a_wide_table():
     env = {
         name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) >= 100
+    assert int(process.stdout) >= 100
 
 
 def test_what_comes_from_outside_gives_the_terminal_no_command(
@@ -237,15 +241,17 @@ def shown_of(run: Run) -> str:
 def test_latest_is_the_profiles_own_where_one_is_named_and_the_one_that_was_continued_last(
     profile_of: ProfileOf, show: Qinglan
 ):
-    mine, other = ended(profile_of(name="acme")), ended(profile_of(name="beta"))
+    own_run = ended(profile_of(name="acme"))
+    other_run = ended(profile_of(name="beta"))
     status, out, _ = show("latest", of="acme")
-    assert (status, shown_of(mine) in out) == (0, True)
-    assert shown_of(other) in show("latest")[1]
-    assert shown_of(other) in show(other.id, of="acme")[1]
+    assert status == 0
+    assert shown_of(own_run) in out
+    assert shown_of(other_run) in show("latest")[1]
+    assert shown_of(other_run) in show(other_run.id, of="acme")[1]
     status, out, err = show("latest", of="gamma")
     assert (status, out) == (2, "")
     assert err.startswith("error: run `latest`: profile gamma has no run under ")
-    (mine.directory / "report.json").unlink()
+    (own_run.directory / "report.json").unlink()
     assert (
         "has ended, but its report.json is missing; restore it from a backup"
         in show("latest", of="acme")[2]
@@ -275,7 +281,8 @@ def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_re
     )
     note_end(run, KeyboardInterrupt())
     assert "ended before its report: interrupted; `qinglan run" in show("latest")[2]
-    note(run, flow_run_id=FLOW_RUN, ended_by="")  # it goes on
+    # It goes on.
+    note(run, flow_run_id=FLOW_RUN, ended_by="")
     status, out, err = show("latest", of="acme")
     assert (status, err.count("\n")) == (2, 1)
     assert err.startswith(
@@ -288,13 +295,15 @@ def test_a_run_that_failed_shows_what_was_done_its_log_how_it_goes_on_and_its_re
     assert f"Log of distill: {log}\n" in out
     with open_run(profile_of(name="acme"), "refresh"):
         out = show("latest", of="acme")[1]
-    assert "Done before the run was continued: ingest\n" in out and "empty_query" not in out
+    assert "Done before the run was continued: ingest\n" in out
+    assert "empty_query" not in out
     Report(run_id=run.id, profile="acme", recipe="query_rewrite").write(
         run.directory / "report.json"
     )
     note_end(run, StageError("no row may teach"))
     status, out, err = show("latest")
-    assert status == 2 and shown_of(run) in out
+    assert status == 2
+    assert shown_of(run) in out
     assert err == f"error: run {run.id} (refresh of acme): ended early: no row may teach\n"
 
 
@@ -329,17 +338,22 @@ def test_a_running_run_shows_where_its_log_is(
 def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Qinglan):
     with open_run(profile_of(name="acme"), "pipeline") as run:
         page = "http://127.0.0.1:4200/runs/flow-run/x"
-        api_url, workbook = "http://127.0.0.1:4200/api", Path("w.xlsx")
         waiting = Waiting(
-            flow_run_id=uuid4(), api_url=api_url, page=page, until="noon", workbook=workbook
+            flow_run_id=uuid4(),
+            api_url="http://127.0.0.1:4200/api",
+            page=page,
+            until="noon",
+            workbook=Path("w.xlsx"),
         )
         (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
         assert (
             f"waits for a person's approval until noon: {page}; it has no report yet"
             in show("latest", of="acme")[1]
         )
-    told = show("latest", of="acme")[2]  # and its process was killed
-    assert "waits for" not in told and "ended before its report" in told
+    # Its process was killed.
+    err = show("latest", of="acme")[2]
+    assert "waits for" not in err
+    assert "ended before its report" in err
 
 
 @pytest.mark.parametrize("recipe", ["query_rewrite", "answer_judge", "medical"])
@@ -359,11 +373,14 @@ def test_prompts_show_a_tenants_rules_to_teacher_and_judge_alone(
         update={"data": changed.data.model_copy(update={"workbook": str(workbook)})}
     )
     status, out, _ = qinglan("prompts", "--row", "2", profile=changed)
-    asked = {part.split(",")[0]: part for part in out.split("\n\n") if "system" in part}
-    assert (status, "钙片{x}咋吃" in out, "鱼油" in out, "\x1b" in out) == (0, True, False, False)
-    assert [role for role, text in asked.items() if "写明{科目}" * 50 in text] == ["teacher"]
-    judges = [role for role in ("judge", "panel") if role in asked]
-    assert [role for role, text in asked.items() if "看科目" in text] == judges
+    prompts = {part.split(",")[0]: part for part in out.split("\n\n") if "system" in part}
+    assert status == 0
+    assert "钙片{x}咋吃" in out
+    assert "鱼油" not in out
+    assert "\x1b" not in out
+    assert [role for role, text in prompts.items() if "写明{科目}" * 50 in text] == ["teacher"]
+    judges = [role for role in ("judge", "panel") if role in prompts]
+    assert [role for role, text in prompts.items() if "看科目" in text] == judges
     read = ("--set", "data.columns.dialogue=标准答案")
     assert ("对话：<" in qinglan("prompts", *read, profile=changed)[1]) is (
         recipe == "query_rewrite"

@@ -33,11 +33,11 @@ def write(name: str, header: str) -> None:
 
 def honest(body: dict[str, Any]) -> tuple[int, Any]:
     text = body.get("rewritten_query") or body["query"]
-    found = [
+    passages = [
         {"id": f"{text}{n}", "content": f"{text}{n}", "reranker_score": 0.9 - n / 10}
         for n in range(3)
     ]
-    return 200, {"data": {"recall": found}}
+    return 200, {"data": {"recall": passages}}
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def init(qinglan: Qinglan) -> Qinglan:
 def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
     init: Qinglan, qinglan: Qinglan, serve: Serve
 ):
-    named = ("--teacher", "embedded", "--column", "问题=Question")
-    status, out, err = init("test-acme", *named, "--yes", rag=serve(honest).url)
+    options = ("--teacher", "embedded", "--column", "问题=Question")
+    status, out, err = init("test-acme", *options, "--yes", rag=serve(honest).url)
     text = Path("configs/test-acme.yaml").read_text(encoding="utf-8")
     assert (status, err) == (0, "")
     assert "`rewritten_query` is honoured" in out
@@ -68,10 +68,13 @@ def test_the_profile_loads_holds_only_what_differs_and_can_be_run(
 
 
 def test_the_rags_preset_is_found_out(init: Qinglan, serve: Serve):
-    found = {"similarity": 0.9, "content": "正文", "document_id": "d"}
-    ragflow = serve(
-        lambda body: (200, {"data": {"chunks": [found]}} if "question" in body else {"code": 101})
-    )
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if "question" not in body:
+            return 200, {"code": 101}
+        chunk = {"similarity": 0.9, "content": "正文", "document_id": "d"}
+        return 200, {"data": {"chunks": [chunk]}}
+
+    ragflow = serve(answer)
     assert init("test-acme", "--yes", rag=ragflow.url)[0] == 0
     assert load_profile("test-acme").rag.preset == "ragflow"
     assert init("other", "--yes", "--rag-preset", "dfy", rag=ragflow.url)[0] == 2
@@ -85,8 +88,11 @@ def test_the_costs_of_teacher_and_student_are_known_on_every_machine(
 ):
     assert init("test-acme", "--yes", "--machine", machine, *price, *teacher)[0] == 0
     profile = load_profile("test-acme")
-    found = profile.prices.get(profile.student.name)
-    assert found.output_per_million_usd == 0.2 if price else found or profile.student.gpu_hour_usd
+    student_price = profile.prices.get(profile.student.name)
+    if price:
+        assert student_price.output_per_million_usd == 0.2
+    else:
+        assert student_price or profile.student.gpu_hour_usd
     assert profile.teacher.model in profile.prices
     assert profile.teacher.api_key_env == ("BIG_KEY" if teacher else None)
     assert profile.gate.max_latency_ratio == (1.0 if teacher else None)
@@ -165,7 +171,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_known_column_the_headers_are_named_and_in_a_terminal_it_asks_for_what_no_option_says(
+def test_without_a_known_column_the_headers_are_named_and_a_terminal_is_asked_for_the_rest(
     init: Qinglan, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch
 ):
     write("q.csv", "甲,乙,丙")
@@ -178,7 +184,8 @@ def test_without_a_known_column_the_headers_are_named_and_in_a_terminal_it_asks_
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(answers) + "\n"))
     status, out, _ = qinglan("init", "test-acme", "--no-doctor")
     assert status == 0
-    assert "BIG_KEY: is set" in out and "sk-secret" not in out
+    assert "BIG_KEY: is set" in out
+    assert "sk-secret" not in out
     profile = load_profile("test-acme")
     assert (profile.data.columns.query, profile.teacher.model) == ("甲", "gpt-5")
     assert profile.judge.model == "simulated-judge"

@@ -48,7 +48,7 @@ def test_promote_and_roll_back(qinglan: Qinglan, models: Models):
         ["2", "champion", "promote"],
         ["1", "previous", "promote"],
     ]
-    shown = qinglan("release", "show")[1]
+    output = qinglan("release", "show")[1]
     for part in (
         "alias",
         "champion",
@@ -57,7 +57,7 @@ def test_promote_and_roll_back(qinglan: Qinglan, models: Models):
         "with the weights",
         "promoted",
     ):
-        assert part in shown
+        assert part in output
     assert "champion 1, previous 2" in qinglan("release", "rollback", "--reason", "slow")[1]
     assert "rolled back to version 1: slow" in qinglan("release", "show", "2")[1]
     status, out, err = qinglan("release", "show", "9")
@@ -119,8 +119,7 @@ def test_a_decision_that_can_t_be_read_is_one_line(qinglan: Qinglan, profile: Pr
 def answers(
     qinglan: Qinglan, profile: Profile, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """What happens to a person's answer to a run that waits at Prefect's server, which gives this
-    reply."""
+    """A person's answer to a run that waits at Prefect's server, which gives this reply."""
 
     def answer(reply: Any, *, running: bool) -> tuple[tuple[int, str, str], list[Any]]:
         monkeypatch.setattr(approval, "_TRIES", 1)
@@ -131,8 +130,10 @@ def answers(
         with open_run(profile, "evaluate") as run:
             (run.stage_directory("gate") / WAITING_FILE).write_text(waiting.model_dump_json())
             command = ("release", "approve", run.id, "--reviewer", "李雷")
-            done = qinglan(*command) if running else None
-        return done or qinglan(*command), service.bodies
+            if running:
+                return qinglan(*command), service.bodies
+        # The process that waited has ended.
+        return qinglan(*command), service.bodies
 
     return answer
 
@@ -159,8 +160,8 @@ def answers(
 def test_an_answer_reaches_the_flow_that_waits(
     answers: Any, reply: Any, running: bool, status: int, says: str
 ):
-    (ended, out, err), bodies = answers(reply, running=running)
-    assert (ended, says in (err if status else out), err.count("\n")) == (
+    (exit_status, out, err), bodies = answers(reply, running=running)
+    assert (exit_status, says in (err if status else out), err.count("\n")) == (
         status,
         True,
         bool(status),
@@ -210,4 +211,5 @@ def test_lineage_prints_both_figures_and_the_way_to_a_cell(
     ):
         assert part in out
     out = qinglan("lineage", run, "--row", "c")[1]
-    assert "failed: rag_unavailable" in out and "q.xlsx!问题!A4" in out
+    assert "failed: rag_unavailable" in out
+    assert "q.xlsx!问题!A4" in out

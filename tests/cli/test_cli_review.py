@@ -40,16 +40,15 @@ def finish_run(
     profile: Profile, count: int, score: float | None = None, flow: str = "refresh"
 ) -> list[Row]:
     def row(query: str) -> Row:
-        key, tenant = row_id(profile.tenant.id, query), profile.tenant.id
-        found = {"original_retrieved": FOUND, "answer_retrieved": FOUND}
         return Row(
-            id=key,
-            tenant=tenant,
+            id=row_id(profile.tenant.id, query),
+            tenant=profile.tenant.id,
             query=query,
             source="q.csv:2",
             answer="改写",
             judge_score=score,
-            **found,
+            original_retrieved=FOUND,
+            answer_retrieved=FOUND,
         )
 
     rows = [row(f"问题{n}") for n in range(count)]
@@ -61,17 +60,17 @@ def finish_run(
 def fill_in(path: Path, *verdicts: str | None, reviewer: str = "") -> None:
     book = openpyxl.load_workbook(path)
     for number, verdict in enumerate(verdicts, 2):
-        book["审核"][f"Q{number}"], book["审核"][f"T{number}"] = verdict, reviewer
+        book["审核"][f"Q{number}"] = verdict
+        book["审核"][f"T{number}"] = reviewer
     book.save(path)
 
 
 def test_export_import_list(profile: Profile, review: Qinglan):
     assert review("list")[1].startswith("no reviews under ")
-    finish_run(profile, 2, flow="compare")  # of one teacher among others
-    assert (
-        "run `latest`: has no finished data stage (dataset, select, validate); name"
-        in review("export")[2]
-    )
+    # A run of one teacher among others.
+    finish_run(profile, 2, flow="compare")
+    problem = "run `latest`: has no finished data stage (dataset, select, validate); name"
+    assert problem in review("export")[2]
     finish_run(profile, 5)
     finish_run(profile, 3, flow="compare")
     status, out, err = review("export", "--rows", "4")
@@ -102,7 +101,7 @@ def test_export_import_list(profile: Profile, review: Qinglan):
     ]
     assert "3 verdicts hold, 0 no longer" in out
 
-    assert review("export")[0] == 2  # review.xlsx is there
+    assert review("export")[0] == 2, "review.xlsx is there"
     assert "left out: 3 rows that are reviewed" in review("export", "--out", "2.xlsx")[1]
 
 
@@ -127,12 +126,11 @@ def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(
     profile: Profile, review: Qinglan
 ):
     rows = finish_run(profile, 4, score=2.0)
-    request, said = (
-        judge_requests(profile),
-        ("改写漏掉了产品名称", "改写漏掉了产品的名称", "添加了\n问题里没有的内容"),
-    )
+    request = judge_requests(profile)
+    reasons = ("改写漏掉了产品名称", "改写漏掉了产品的名称", "添加了\n问题里没有的内容")
     with site_ledger(profile) as ledger:
-        for row, reason in zip(rows, said, strict=False):  # the ledger has lost the last one's
+        # The ledger has lost the last row's.
+        for row, reason in zip(rows, reasons, strict=False):
             answer = json.dumps({"score": 2, "reason": reason}, ensure_ascii=False)
             ledger.record([call(request(row, "改写").request_hash, text=answer)])
 
@@ -146,15 +144,13 @@ def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(
     assert counts == ["2", "1"]
     (_, block) = out.split("tenant:\n")
     proposed = yaml.safe_load("tenant:\n" + block.partition("\n\n")[0])["tenant"]["teacher_rules"]
-    assert (
-        proposed.splitlines()[1][2:] in said
-        and proposed.splitlines()[2] == "- 添加了 问题里没有的内容"
-    )
+    assert proposed.splitlines()[1][2:] in reasons
+    assert proposed.splitlines()[2] == "- 添加了 问题里没有的内容"
     own = profile.model_copy(
         update={"evaluate": profile.evaluate.model_copy(update={"red_team": Path("cases.jsonl")})}
     )
     assert {row.query for row in rows[:3]} == {
-        each.query for each in cases_of(own) if each.id.startswith("judge-")
+        case.query for case in cases_of(own) if case.id.startswith("judge-")
     }
 
     assert "File exists" in review("reasons", "--cases", "cases.jsonl")[2]
@@ -162,5 +158,5 @@ def test_what_the_judge_said_becomes_rules_and_cases_to_choose_from(
     review("export")
     sheet = openpyxl.load_workbook("review.xlsx")["审核"]
     place = [cell.value for cell in sheet[1]].index("裁判理由")
-    shown = {row[place] for row in sheet.iter_rows(min_row=2, values_only=True)}
-    assert shown == {*said[:2], "添加了 问题里没有的内容", None}
+    reasons_in_sheet = {row[place] for row in sheet.iter_rows(min_row=2, values_only=True)}
+    assert reasons_in_sheet == {*reasons[:2], "添加了 问题里没有的内容", None}

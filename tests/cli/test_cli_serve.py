@@ -23,7 +23,8 @@ class Registry(FakeRegistry):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, champion="1")
-        self.calls, self.refuses = list[tuple[str, ...]](), False
+        self.calls = list[tuple[str, ...]]()
+        self.refuses = False
 
     def challenge(self, version: str, *, force_reason: str = "") -> Released:
         if self.refuses:
@@ -40,7 +41,9 @@ class Terminal:
     """The command line, and what it works on."""
 
     def __init__(self, qinglan: Qinglan, profile: Profile, registry: Registry) -> None:
-        self._qinglan, self.profile, self.registry = qinglan, profile, registry
+        self._qinglan = qinglan
+        self.profile = profile
+        self.registry = registry
         self.folder = serving_folder(profile)
         self.folder.mkdir(parents=True)
 
@@ -95,16 +98,18 @@ def test_a_new_canary_acts_upon_the_verdict_on_the_last_one_and_files_it(
     for name in (VERDICT_FILE, STATE_FILE):
         (terminal.folder / name).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", started)
-    assert not any((terminal.folder / name).exists() for name in (VERDICT_FILE, STATE_FILE))
+    assert not (terminal.folder / VERDICT_FILE).exists()
+    assert not (terminal.folder / STATE_FILE).exists()
     assert read_record(CanaryVerdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
     assert terminal.registry.calls == calls
 
 
 def test_a_refused_canary_changes_nothing(terminal: Terminal):
     terminal.registry.refuses = True
-    (kept := terminal.folder / STATE_FILE).write_text("as it was")
+    state_file = terminal.folder / STATE_FILE
+    state_file.write_text("as it was")
     assert terminal("canary", "start", "2", "--share", "0.9") == "error: the gate said reject"
-    assert kept.read_text() == "as it was"
+    assert state_file.read_text() == "as it was"
     assert share_of(terminal.profile, terminal.folder, "2") == 0.1
 
 
@@ -116,10 +121,8 @@ def test_status_shows_both_models(terminal: Terminal):
     state.counts.retrieval.add(0.25)
     (terminal.folder / STATE_FILE).write_text(state.model_dump_json())
     said = terminal("canary", "status")
-    assert (
-        "version 2 gets 10%: keep champion 1: 1 requests, 0.0% of its questions fell back, p95 100 ms"
-        in said
-    )
+    champion = "champion 1: 1 requests, 0.0% of its questions fell back, p95 100 ms"
+    assert f"version 2 gets 10%: keep {champion}" in said
     assert "challenger 2: 1 requests, 100.0% of its questions fell back" in said
     assert "retrieval: +0.250 [−1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
 
@@ -151,35 +154,36 @@ def test_a_check_ends_well_where_nothing_is_released(
 def test_a_check_leaves_request_log_and_canary_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    asked = list[Any]()
+    opened = list[Any]()
 
     def open_site(profile: Any, folder: Path, *_: object, watched: bool, **__: object) -> None:
-        asked.append((profile.serve.request_log.folder, folder.parent, watched))
+        opened.append((profile.serve.request_log.folder, folder.parent, watched))
         raise ConfigError("enough")
 
     monkeypatch.setattr("qinglan.serving.checks.open_site", open_site)
-    given = [
+    overrides = [
         f"paths.state={tmp_path}",
         f"serve.request_log.folder={tmp_path}",
         "serve.request_log.consent=all",
     ]
     with pytest.raises(ConfigError, match="enough"):
-        run_smoke_test("embedded", given, None, print)
-    assert asked == [(None, serving_folder(load_profile("embedded", given)), False)]
+        run_smoke_test("embedded", overrides, None, print)
+    folder_of_site = serving_folder(load_profile("embedded", overrides))
+    assert opened == [(None, folder_of_site, False)]
 
 
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
 def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path):
-    given = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
+    overrides = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
     with pytest.raises(
         ConfigError,
         match="recipe `capitals_recipe` needs hint beside the question; leave --question",
     ):
-        run_smoke_test("embedded", given, "法国", print)
+        run_smoke_test("embedded", overrides, "法国", print)
     with pytest.raises(ConfigError, match="recipe capitals_recipe has no simulated domain"):
-        run_smoke_test("embedded", given, None, print)
+        run_smoke_test("embedded", overrides, None, print)
 
 
 @pytest.mark.parametrize(
@@ -198,4 +202,4 @@ def test_a_check_without_an_answer_says_why(
     )
     with pytest.raises(EngineError, match=f"gave no usable answer to '法国': {why}"):
         _ask(load_profile("embedded", [f"recipe={CAPITALS}"]), router.url.removesuffix("/v1"), row)
-    assert router.bodies[0]["inputs"] == {"hint": "塞纳河"}  # no label leaves the house
+    assert router.bodies[0]["inputs"] == {"hint": "塞纳河"}, "no label leaves the house"

@@ -55,8 +55,8 @@ def ask(tmp_path: Path) -> Ask:
 def error_of(work: Callable[[], object]) -> str:
     with pytest.raises(QinglanError) as caught:
         work()
-    shown = "".join(traceback.format_exception(caught.value))
-    assert "sekret" not in shown
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "sekret" not in printed
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -82,8 +82,10 @@ def test_rows_of_a_query_are_read_only_and_of_the_used_columns(
 
 
 QUERIES = {
-    "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') SELECT q FROM x;-- x": "100%怎么办",
-    "SELECT replace(问题, 'drop', '; DELETE') AS q, updated AS \"insert\" FROM log WHERE id = 1 -- UPDATE": "头疼",
+    "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') "
+    "SELECT q FROM x;-- x": "100%怎么办",
+    "SELECT replace(问题, 'drop', '; DELETE') AS q, updated AS \"insert\" "
+    "FROM log WHERE id = 1 -- UPDATE": "头疼",
 }
 
 
@@ -93,7 +95,7 @@ def test_the_query_is_sent_as_it_is(database: Path, ask: Ask, query: str, first:
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "reason"),
     [
         ("DELETE FROM log", "this has DELETE"),
         ("SELECT 1; SELECT 2", "only one SELECT statement"),
@@ -103,13 +105,13 @@ def test_the_query_is_sent_as_it_is(database: Path, ask: Ask, query: str, first:
     ],
 )
 def test_a_statement_that_writes_is_refused(
-    database: Path, ask: Ask, query: str, found: str
+    database: Path, ask: Ask, query: str, reason: str
 ) -> None:
     message = error_of(lambda: ask(query))
     assert message.startswith(
         "data.sql.query: only one SELECT statement that changes nothing is allowed"
     )
-    assert found in message
+    assert reason in message
 
 
 def test_a_query_that_fails_says_why_and_not_where(
@@ -159,9 +161,8 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
 
 def test_the_first_row_needs_no_more_of_the_result(database: Path) -> None:
     next(query_database(data_of()))
-    next(
-        query_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))
-    )  # fails at row 2000
+    fails_at_row_2000 = "SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"
+    next(query_database(data_of(fails_at_row_2000)))
     with pytest.raises(WorkbookError, match="no column `缺`"):
         next(query_database(data_of(), (Input("gap", "缺", required=True),)))
     with pytest.raises(ConfigError, match="only one SELECT"):

@@ -76,12 +76,8 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
     assert (artifacts["sft_dev"].rows, artifacts["rl_dev"].rows) == (1, 1)
     assert [Row.model_validate(line) for line in lines(artifacts["test"].path)] == ROWS[12:14]
     assert [Row.model_validate(line) for line in lines(artifacts["rows"].path)] == ROWS
-    assert (result.before.total, result.before.ok, result.after.total, result.after.ok) == (
-        15,
-        3,
-        15,
-        3,
-    )
+    assert (result.before.total, result.before.ok) == (15, 3)
+    assert (result.after.total, result.after.ok) == (15, 3)
     assert result.splits == {"train": 11, "dev": 1, "test": 3}
     first, second = pq.read_table(built(tmp_path, ROWS).artifacts["rl_train"].path).to_pylist()[:2]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "g"}
@@ -101,8 +97,8 @@ def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) 
     artifacts = built(tmp_path, [fixed, unanswered, *ROWS[1:]]).artifacts
     taught = [line["messages"][-1]["content"] for line in lines(artifacts["sft_train"].path)]
     assert taught == ["虾青素 服用方法", "钙片 用量"]
-    asked = pq.read_table(artifacts["rl_train"].path).to_pylist()
-    assert {fixed.id, unanswered.id}.isdisjoint(r["extra_info"]["row_id"] for r in asked)
+    records = pq.read_table(artifacts["rl_train"].path).to_pylist()
+    assert {fixed.id, unanswered.id}.isdisjoint(r["extra_info"]["row_id"] for r in records)
 
 
 def test_rows_keep_the_splits_of_an_earlier_version(tmp_path: Path) -> None:
@@ -117,14 +113,13 @@ def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Pat
     book.write_text(f"问题\n{SAME}\n{essay}\n{ROWS[12].query}\n", encoding="utf-8")
     config = PROFILE.dataset.model_copy(update={"decontaminate_against": (str(book),)})
     profile = PROFILE.model_copy(update={"dataset": config})
-    repeated, too_long = answered("train", 40, query=LONG), answered("dev", 41, query=essay + "呢")
+    repeated = answered("train", 40, query=LONG)
+    too_long = answered("dev", 41, query=essay + "呢")
     result = built(tmp_path, [repeated, too_long, *ROWS], profile)
     assert result.after.reasons["near_duplicate_of_evaluation"] == 2, (
         "nothing is learned from the test's row"
     )
-    taught = [
-        line for name in ("sft_train", "sft_dev") for line in lines(result.artifacts[name].path)
-    ]
+    taught = lines(result.artifacts["sft_train"].path) + lines(result.artifacts["sft_dev"].path)
     assert {line["metadata"]["row_id"] for line in taught}.isdisjoint({repeated.id, too_long.id})
     with pytest.raises(WorkbookError, match=r"gone\.csv"):
         lost = config.model_copy(update={"decontaminate_against": (str(tmp_path / "gone.csv"),)})
@@ -138,8 +133,9 @@ def test_an_evaluation_workbook_needs_none_of_the_recipes_inputs(tmp_path: Path)
     changed = {"recipe": str(recipe), "data": {"columns": {"inputs": {"hint": "线索"}}}}
     own = PROFILE.model_dump() | changed | {"dataset": {"decontaminate_against": (str(book),)}}
     hints = {"inputs": {"hint": "在南方"}, "parts": {"right": 1.0}}
-    rows = [each.model_copy(update=hints) for each in (answered("train", 40, query=LONG), *ROWS)]
-    reasons = built(tmp_path, rows, Profile.model_validate(own)).after.reasons
+    rows = [answered("train", 40, query=LONG), *ROWS]
+    hinted = [row.model_copy(update=hints) for row in rows]
+    reasons = built(tmp_path, hinted, Profile.model_validate(own)).after.reasons
     assert reasons["near_duplicate_of_evaluation"] == 1
 
 

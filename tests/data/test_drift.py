@@ -34,20 +34,23 @@ TOPICS = {
 
 def questions(topic: str, number: int, seed: int = 0, score: float = 0.7) -> list[Row]:
     source = random.Random(f"{topic}{seed}")
-    made = []
+    rows = []
     for n in range(number):
         query = "".join(source.sample(TOPICS[topic], 3)) + str(source.randrange(9))
-        found = Retrieved(ids=("a",), scores=(min(1.0, max(0.0, source.gauss(score, 0.1))),))
-        known = {
-            "answer": query,
-            "original_retrieved": found,
-            "answer_retrieved": found,
-            "gold_id": query[:2],
-        }
-        made.append(
-            Row(id=row_id("t", f"{query}{seed}-{n}"), tenant="t", query=query, source="q", **known)
+        top1_score = min(1.0, max(0.0, source.gauss(score, 0.1)))
+        retrieved = Retrieved(ids=("a",), scores=(top1_score,))
+        row = Row(
+            id=row_id("t", f"{query}{seed}-{n}"),
+            tenant="t",
+            query=query,
+            source="q",
+            answer=query,
+            original_retrieved=retrieved,
+            answer_retrieved=retrieved,
+            gold_id=query[:2],
         )
-    return made
+        rows.append(row)
+    return rows
 
 
 def summary(rows: list[Row]) -> RowSummary:
@@ -59,24 +62,26 @@ def summary(rows: list[Row]) -> RowSummary:
 
 @pytest.mark.parametrize("arrivals", [2, 60, 400])
 def test_more_of_the_same_is_no_drift(arrivals: int):
-    old, new = questions("supplement", 400), questions("supplement", arrivals, seed=1)
+    old = questions("supplement", 400)
+    new = questions("supplement", arrivals, seed=1)
     report = drift("abc", summary(old), summary(new), summary([]), 0.2)
-    found = report.arrivals
-    assert set(found.distances) == {"vocabulary", "length", "original score", "rewrite score"}
+    distances = report.arrivals.distances
+    assert set(distances) == {"vocabulary", "length", "original score", "rewrite score"}
     assert not report.warnings
-    assert found.distances["vocabulary"].distance > (
-        0.2 if arrivals == 2 else 0
-    )  # though never 0 apart
+    least = 0.2 if arrivals == 2 else 0
+    assert distances["vocabulary"].distance > least, "two samples are never 0 apart"
 
 
 def test_another_subject_is_drift_in_vocabulary_and_worse_scores_in_scores():
-    old, new = questions("supplement", 400), questions("insurance", 60)
+    old = questions("supplement", 400)
+    new = questions("insurance", 60)
     report = drift("abc", summary(old), summary(new), summary([]), 0.2)
-    found = report.arrivals
     assert [*report.warnings] == ["vocabulary of the new rows"]
-    assert found.new_intents and found.new_intents.share == 1
+    assert report.arrivals.new_intents is not None
+    assert report.arrivals.new_intents.share == 1
     assert summary([old[0].model_copy(update={"gold_id": "d1; d2"})]).intents == {"d1": 1, "d2": 1}
-    before, after = questions("supplement", 300), questions("supplement", 300, score=0.4)
+    before = questions("supplement", 300)
+    after = questions("supplement", 300, score=0.4)
     report = drift("abc", summary(before), summary([]), summary(after), 0.2)
     assert [*report.warnings] == ["original score of all rows", "rewrite score of all rows"]
     assert report.sentence.startswith(
@@ -86,25 +91,25 @@ def test_another_subject_is_drift_in_vocabulary_and_worse_scores_in_scores():
 
 def test_the_numbers_of_known_cases():
     same = [["a"], ["b"], ["b"]] * 20
-    found = distance(same, same)
-    assert found and (found.distance, found.excess, found.p_value) == (0, 0, 1)
+    near = distance(same, same)
+    assert near is not None
+    assert (near.distance, near.excess, near.p_value) == (0, 0, 1)
     apart = distance([["a"]] * 50, [["b"]] * 50)
-    assert apart and apart.distance == 1 and apart.p_value == pytest.approx(1 / 201)
-    found_unseen = unseen({"a": 3, "b": 1}, {"a": 1, "c": 3})
-    assert found_unseen and (found_unseen.share, found_unseen.expected) == (0.75, 0.25)
-    unscored = [
-        row.model_copy(update={"answer_retrieved": None}) for row in questions("supplement", 20)
-    ]
-    assert (
-        "rewrite score"
-        not in shift(summary(questions("supplement", 20)), summary(unscored)).distances
-    )
+    assert apart is not None
+    assert apart.distance == 1
+    assert apart.p_value == pytest.approx(1 / 201)
+    share_unseen = unseen({"a": 3, "b": 1}, {"a": 1, "c": 3})
+    assert share_unseen is not None
+    assert (share_unseen.share, share_unseen.expected) == (0.75, 0.25)
+    rows = questions("supplement", 20)
+    unscored = [row.with_retrieved(row.original_retrieved, None) for row in rows]
+    assert "rewrite score" not in shift(summary(rows), summary(unscored)).distances
 
 
 def test_what_was_no_question_is_left_out():
     rows = questions("supplement", 3)
-    made = summary([rows[0], rows[1].failed("duplicate"), rows[2].failed("teacher_refused")])
-    assert (made.rows, made.failed, len(made.sample)) == (2, 1, 2)
+    counted = summary([rows[0], rows[1].failed("duplicate"), rows[2].failed("teacher_refused")])
+    assert (counted.rows, counted.failed, len(counted.sample)) == (2, 1, 2)
 
 
 def test_counters_stay_bounded():

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from question_rows import LONG, SAME, random_rows, row
@@ -16,8 +17,8 @@ LETTERS = [chr(0x4E00 + i) for i in range(3000)]
 
 def groups_of(rows: list[Row], jaccard: float = 0.85) -> list[int]:
     with Questions() as questions:
-        for one in rows:
-            questions.add(one)
+        for question in rows:
+            questions.add(question)
         return near_duplicate_groups(questions, jaccard)[0].tolist()
 
 
@@ -31,19 +32,21 @@ def by_brute_force(rows: list[Row], jaccard: float) -> list[int]:
     def grams(text: str) -> set[str]:
         return {text[i : i + 3] for i in range(max(1, len(text) - 2))}
 
-    def near(one: set[str], other: set[str]) -> bool:
-        return len(one & other) / len(one | other) >= jaccard
+    def near(a: set[str], b: set[str]) -> bool:
+        return len(a & b) / len(a | b) >= jaccard
 
-    sets = [
-        (grams(normalise(r.query)), grams(normalise(r.query) + normalise(r.history + r.profile)))
-        for r in rows
-    ]
-    group = list(range(len(rows)))
+    queries = [normalise(r.query) for r in rows]
+    contexts = [normalise(r.history + r.profile) for r in rows]
+    of_query = [grams(query) for query in queries]
+    of_whole = [grams(query + context) for query, context in zip(queries, contexts, strict=True)]
+    groups = list(range(len(rows)))
     for a, b in itertools.combinations(range(len(rows)), 2):
-        if near(sets[a][0], sets[b][0]) and near(sets[a][1], sets[b][1]):
-            low, high = sorted((group[a], group[b]))
-            group = [low if name == high else name for name in group]
-    return group
+        if near(of_query[a], of_query[b]) and near(of_whole[a], of_whole[b]):
+            low, high = sorted((groups[a], groups[b]))
+            for place, group in enumerate(groups):
+                if group == high:
+                    groups[place] = low
+    return groups
 
 
 def variants(count: int, seed: int) -> list[Row]:
@@ -100,25 +103,33 @@ KINDS: dict[str, Callable[[str], Row]] = {
 def test_a_thousand_of_a_kind_are_not_compared_pair_by_pair(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, calls, original = random.Random(1), list[int](), duplicates._same
-    monkeypatch.setattr(duplicates, "_same", lambda *rows: calls.append(1) or original(*rows))
+    source = random.Random(1)
+    comparisons: list[int] = []
+    original = duplicates._same
+
+    def counting(*args: Any) -> bool:
+        comparisons.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(duplicates, "_same", counting)
     rows = [KINDS[kind]("".join(source.sample(LETTERS, 3))) for _ in range(1000)]
     assert len(set(groups_of(rows))) == (1 if kind == "copies" else 1000)
-    assert len(calls) < 20_000  # of 499,500 pairs
+    assert len(comparisons) < 20_000, "of 499,500 pairs"
 
 
 def test_evaluation_questions_mark_the_groups_they_repeat_and_merge_none() -> None:
-    near, far = row(LONG), row(LONG + "谢谢您的回答啊啊")
+    near = row(LONG)
+    far = row(LONG + "谢谢您的回答啊啊")
     between = row(LONG + "谢谢您啊")
     assert not grouped(near, far)
     assert grouped(near, between)
     assert grouped(between, far)
     rows = [near, *random_rows(50), far, random_rows(1, seed=5)[0]]
     with Questions() as questions:
-        for each in rows:
-            questions.add(each)
-        for each in (between, *random_rows(1, seed=5), *random_rows(50, seed=6)):
-            questions.add_evaluation(each)
-        groups, like = near_duplicate_groups(questions, 0.85)
+        for question in rows:
+            questions.add(question)
+        for question in (between, *random_rows(1, seed=5), *random_rows(50, seed=6)):
+            questions.add_evaluation(question)
+        groups, is_repeat = near_duplicate_groups(questions, 0.85)
     assert groups.tolist() == list(range(len(rows)))
-    assert like.nonzero()[0].tolist() == [0, 51, 52]
+    assert is_repeat.nonzero()[0].tolist() == [0, 51, 52]

@@ -24,10 +24,8 @@ ID = row_id("t", QUESTION, "王小明")
 def test_a_row_is_covered_by_its_id_and_a_question_however_it_is_written_and_whoever_asks(
     tmp_path: Path,
 ):
-    by_row, by_question = (
-        Tombstones().adding(rows=[ID]),
-        Tombstones().adding(questions=[QUESTION, " \n"]),
-    )
+    by_row = Tombstones().adding(rows=[ID])
+    by_question = Tombstones().adding(questions=[QUESTION, " \n"])
     assert [by_row.cover(row(QUESTION, who)) for who in ("王小明", "")] == [True, False]
     assert [by_question.cover(row(text, "李")) for text in (f"{QUESTION}？ ", "别的", "")] == [
         True,
@@ -36,11 +34,12 @@ def test_a_row_is_covered_by_its_id_and_a_question_however_it_is_written_and_who
     ]
     by_row.write(tmp_path)
     assert Tombstones.read(tmp_path) == by_row == by_row.adding(rows=[ID])
-    assert (
-        QUESTION not in (written := (tmp_path / FORGOTTEN_FILE).read_text()) and ID not in written
-    )
+    content = (tmp_path / FORGOTTEN_FILE).read_text()
+    assert QUESTION not in content
+    assert ID not in content
     both = by_row | by_question
-    assert both.has_row(ID) and both.has_question(QUESTION), "each has its own key"
+    assert both.has_row(ID), "each has its own key"
+    assert both.has_question(QUESTION), "each has its own key"
     assert both.digest not in (by_row.digest, by_question.digest)
 
 
@@ -55,24 +54,25 @@ def test_a_forgotten_row_is_read_as_a_failed_one_without_its_texts(tmp_path: Pat
     questions.write_text(
         f"问题,用户画像,标准文档\n{QUESTION},王小明,d1\n{QUESTION},,d1\n{QUESTION},王小明,d1\n"
     )
-    said = list[str]()
+    reports: list[str] = []
     read = read_rows(
-        questions, Data(), TENANT, said.append, forgotten=Tombstones().adding(rows=[ID])
+        questions, Data(), TENANT, reports.append, forgotten=Tombstones().adding(rows=[ID])
     )
-    gone, kept, again = list(read)
-    assert (kept.status, kept.query) == ("ok", QUESTION)
+    gone, row_of_another, again = list(read)
+    assert (row_of_another.status, row_of_another.query) == ("ok", QUESTION)
     assert gone == Row(
         id=gone.id, tenant="t", query="", source="q.csv:2", status="failed", reason="forgotten"
     )
-    assert len({gone.id, kept.id, again.id, ID}) == 4
-    assert QUESTION not in "".join(said) and said[0].startswith("q.csv:2: forgotten: ")
+    assert len({gone.id, row_of_another.id, again.id, ID}) == 4
+    assert QUESTION not in "".join(reports)
+    assert reports[0].startswith("q.csv:2: forgotten: ")
     assert words("forgotten").en != words("forgotten").zh != "forgotten"
 
 
 def test_the_snapshot_of_a_database_never_has_it():
     records = [{"问题": QUESTION, "用户画像": "王小明"}, {"问题": "别的", "用户画像": None}]
-    kept = without_forgotten(records, Data(), TENANT, (), Tombstones().adding(rows=[ID]))
-    assert list(kept) == [{"问题": None, "用户画像": None}, records[1]]
+    snapshot = without_forgotten(records, Data(), TENANT, (), Tombstones().adding(rows=[ID]))
+    assert list(snapshot) == [{"问题": None, "用户画像": None}, records[1]]
 
 
 @pytest.mark.parametrize("by", ["command", "flow"])

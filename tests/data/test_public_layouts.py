@@ -18,14 +18,15 @@ from qinglan.recipes.medical import RULES
 from qinglan.rows import Row
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "layouts"
-ASKED = {"question": "一斤是多少克", "golden_answers": ["500克", "五百克"]}
+QUESTION = {"question": "一斤是多少克", "golden_answers": ["500克", "五百克"]}
 
 
 def imported(layout: Layout, source: Path, *rows: Any) -> tuple[list[Row], list[str]]:
-    """What the ingest stage reads of the workbook, and what was reported of the rows."""
+    """The rows that the ingest stage reads of the workbook, and the problems that were reported."""
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     source.write_text(json.dumps(rows) if source.suffix == ".json" else "".join(lines))
-    problems, workbook = list[str](), source.with_suffix(".xlsx")
+    problems: list[str] = []
+    workbook = source.with_suffix(".xlsx")
     import_rows(layout, source, workbook, problems.append)
     recipe = get_recipe("answer_judge" if layout == "flashrag" else "medical")
     return list(read_rows(workbook, Data(), Tenant(), inputs=recipe.INPUTS)), problems
@@ -34,7 +35,7 @@ def imported(layout: Layout, source: Path, *rows: Any) -> tuple[list[Row], list[
 def test_the_command_writes_a_workbook_and_overwrites_none(
     qinglan: Qinglan, tmp_path: Path
 ) -> None:
-    (tmp_path / "q.jsonl").write_text(json.dumps(ASKED) + '\n{"question": "?"}\n')
+    (tmp_path / "q.jsonl").write_text(json.dumps(QUESTION) + '\n{"question": "?"}\n')
     words = (
         "dataset",
         "import",
@@ -58,7 +59,8 @@ def test_the_medical_examples_keep_the_recipes_own_rules() -> None:
 def test_wrong_generations_stand_beside_a_golden_answer_and_a_prediction_has_no_verdict(
     tmp_path: Path,
 ) -> None:
-    wrong, saved = ASKED | {"wrong_generations": ["=600"]}, ASKED | {"output": {"pred": "半公斤"}}
+    wrong = QUESTION | {"wrong_generations": ["=600"]}
+    saved = QUESTION | {"output": {"pred": "半公斤"}}
     rows, problems = imported("flashrag", tmp_path / "q.jsonl", wrong, saved)
     reference = {"reference": "500克 或 五百克"}
     assert problems == []
@@ -74,19 +76,27 @@ def test_wrong_generations_stand_beside_a_golden_answer_and_a_prediction_has_no_
         "s",
         True,
     ), "no formula"
-    (bare,), _ = imported("flashrag", tmp_path / "bare.json", ASKED)
+    (bare,), _ = imported("flashrag", tmp_path / "bare.json", QUESTION)
     assert bare.inputs == reference, "the weak model will be asked"
 
 
 @pytest.mark.parametrize(
     ("fields", "inputs"),
     [
-        ({"Question": "问", "Complex_CoT": "想", "Response": "答。"}, {"answer": "答。", "reasoning": "想"}),
-        ({"question": "问", "reasoning (reasoning_content)": "想", "response (content)": "答。"},
-         {"answer": "答。", "reasoning": "想"}),
-        ({"Open-ended Verifiable Question": "问", "Ground-True Answer": "肺炎"}, {"keywords": "肺炎"}),
+        (
+            {"Question": "问", "Complex_CoT": "想", "Response": "答。"},
+            {"answer": "答。", "reasoning": "想"},
+        ),
+        (
+            {"question": "问", "reasoning (reasoning_content)": "想", "response (content)": "答。"},
+            {"answer": "答。", "reasoning": "想"},
+        ),
+        (
+            {"Open-ended Verifiable Question": "问", "Ground-True Answer": "肺炎"},
+            {"keywords": "肺炎"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_of_the_medical_data_sets_has_its_own_fields(
     tmp_path: Path, fields: Any, inputs: Any
 ) -> None:
@@ -100,17 +110,17 @@ def test_each_of_the_medical_data_sets_has_its_own_fields(
         ("flashrag", "q", "question: expected a text; fill it in"),
         (
             "flashrag",
-            ASKED | {"golden_answers": []},
+            QUESTION | {"golden_answers": []},
             "golden_answers: expected a list of texts; correct it",
         ),
         (
             "flashrag",
-            ASKED | {"wrong_generations": [" "]},
+            QUESTION | {"wrong_generations": [" "]},
             "wrong_generations: expected a text; fill it in",
         ),
         (
             "flashrag",
-            ASKED | {"wrong_generations": ["五百 克"]},
+            QUESTION | {"wrong_generations": ["五百 克"]},
             "wrong_generations: '五百克' is a golden answer too",
         ),
         (
@@ -129,7 +139,7 @@ def test_a_bad_row_is_one_line_with_file_row_and_field(
     tmp_path: Path, layout: Layout, fields: Any, problem: str
 ) -> None:
     rows, problems = imported(
-        layout, tmp_path / "q.json", ASKED | {"think": "想", "answer": "答。"}, fields
+        layout, tmp_path / "q.json", QUESTION | {"think": "想", "answer": "答。"}, fields
     )
     assert (len(rows), len(problems)) == (1, 1)
     assert problems[0].startswith(f"q.json:2: {problem}")

@@ -4,6 +4,7 @@ was looked at."""
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ def rewritten(number: int = 0, **changes: Any) -> Row:
 
 
 def names(sample: ReviewSample) -> dict[str, tuple[str, ...]]:
-    return {each.row.id: tuple(stratum.name for stratum in each.strata) for each in sample.rows}
+    strata_names = {}
+    for sampled in sample.rows:
+        strata_names[sampled.row.id] = tuple(stratum.name for stratum in sampled.strata)
+    return strata_names
 
 
 @pytest.mark.parametrize(
@@ -97,16 +101,18 @@ def mixed(count: int = 2000) -> Iterator[Row]:
     }
     reasons = {1: "below_threshold", 3: "below_threshold", 6: "refusal_text"}
     for n in range(count):
-        made = rewritten(n, **risks.get(n % 20, {}))
-        yield made.failed(reasons[n % 20]) if n % 20 in reasons else made
+        kind = n % 20
+        answered = rewritten(n, **risks.get(kind, {}))
+        yield answered.failed(reasons[kind]) if kind in reasons else answered
 
 
 def test_every_stratum_gets_its_share_whatever_the_order_of_the_rows():
     sample = draw_sample(mixed(), CONFIG, 200)
     assert sample == draw_sample(reversed(list(mixed())), CONFIG, 200)
-    counts = {s.name: sum(s in each.strata for each in sample.rows) for s in STRATA}
     assert len(sample.rows) == len(names(sample)) == 200
-    assert all(counts[stratum.name] >= stratum.share * 200 for stratum in STRATA)
+    for stratum in STRATA:
+        count = sum(stratum in sampled.strata for sampled in sample.rows)
+        assert count >= stratum.share * 200, stratum.name
     assert sample.population["judge_low"] == 100
     smaller = names(draw_sample(mixed(), CONFIG, 80))
     assert {i for i, strata in smaller.items() if "control" in strata} <= {*names(sample)}
@@ -127,10 +133,10 @@ def test_controls_are_a_random_sample_of_what_teaches():
     rows = list(mixed(20_000))
     teaching = [r for r in rows if r.status == "ok"]
     share = sum(r.judge_score == 1.0 for r in teaching) / len(teaching)
-    controls = [each.row for each in draw_sample(rows, CONFIG, 2000).rows if CONTROL in each.strata]
+    controls = [row for row, strata in draw_sample(rows, CONFIG, 2000).rows if CONTROL in strata]
     assert {r.status for r in controls} == {"ok"}
-    tested = [r.model_copy(update={"split": "test"}) for r in rows[:500]]
-    assert not any(CONTROL in each.strata for each in draw_sample(tested, CONFIG, 100).rows)
+    tested = [r.with_split("test") for r in rows[:500]]
+    assert "control" not in {*chain(*names(draw_sample(tested, CONFIG, 100)).values())}
     assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
 
 
@@ -153,9 +159,9 @@ def review(
     return Review.model_validate(values | {"corrected": corrected} | changes)
 
 
-def verdict_on(seen: Row, *reviews: Review) -> tuple[str | None, str | None]:
-    (after,) = Reviews(reviews).apply([seen])
-    assert after.model_copy(update={"review": seen.review, "corrected": seen.corrected}) == seen
+def verdict_on(before: Row, *reviews: Review) -> tuple[str | None, str | None]:
+    (after,) = Reviews(reviews).apply([before])
+    assert after.with_review(before.review, before.corrected) == before
     return after.review, after.corrected
 
 
@@ -175,20 +181,16 @@ def test_a_correction_holds_whatever_the_teacher_says(rewrite: str | None):
 
 
 def test_the_digest_is_of_what_reviews_do():
-    one = Reviews([review(), review("reject", "r2")]).digest
-    assert (
-        one
-        == Reviews(
-            [review("reject", "r2"), review("reject"), review(comment="好", reviewer="王")]
-        ).digest
-    )
-    others = [
-        [],
-        [review()],
-        [review("reject"), review("reject", "r2")],
-        [review("correct"), review("reject", "r2")],
+    digest = Reviews([review(), review("reject", "r2")]).digest
+    same_effect = [review("reject", "r2"), review("reject"), review(comment="好", reviewer="王")]
+    assert Reviews(same_effect).digest == digest
+    of_other_effects = [
+        Reviews([]).digest,
+        Reviews([review()]).digest,
+        Reviews([review("reject"), review("reject", "r2")]).digest,
+        Reviews([review("correct"), review("reject", "r2")]).digest,
     ]
-    assert len({one, *(Reviews(other).digest for other in others)}) == 5
+    assert len({digest, *of_other_effects}) == 5
     assert Reviews([review("correct")]).digest == Reviews([review("correct", answer="别的")]).digest
 
 
@@ -253,4 +255,6 @@ def test_every_tenant_has_a_file_of_its_own_inside_the_folder(profile_of: Any, t
     paths = {store_path(profile_of(tenant={"id": tenant})) for tenant in ids}
     assert len({str(path).lower() for path in paths}) == len(ids)
     assert {path.parent for path in paths} == {tmp_path / "state" / "reviews"}
-    assert all(path.stem and len(path.name) < 80 for path in paths)
+    for path in paths:
+        assert path.stem
+        assert len(path.name) < 80, path.name

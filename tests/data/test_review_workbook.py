@@ -28,17 +28,12 @@ FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二�
 
 
 def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **changes: Any) -> Row:
-    asked = {"tenant": "default", "query": query, "profile": "", "history": ""}
-    asked |= {name: value for name, value in changes.items() if name in asked}
-    scores = (
-        {"judge_score": 2.0, "original_retrieved": FOUND, "answer_retrieved": FOUND}
-        if rewrite
-        else {}
-    )
-    values = (
-        {"id": row_id(**asked), "source": "q.csv:2", "answer": rewrite} | asked | scores | changes
-    )
-    return Row.model_validate(values)
+    question = {"tenant": "default", "query": query, "profile": "", "history": ""}
+    question |= {name: value for name, value in changes.items() if name in question}
+    values = {"id": row_id(**question), "source": "q.csv:2", "answer": rewrite} | question
+    if rewrite:
+        values |= {"judge_score": 2.0, "original_retrieved": FOUND, "answer_retrieved": FOUND}
+    return Row.model_validate(values | changes)
 
 
 def refresh(profile: Profile, *rows: Row) -> Path:
@@ -69,9 +64,13 @@ def columns(sheet: Any) -> dict[str, int]:
 
 
 def shown(path: Path) -> dict[str, dict[str, Any]]:
-    """What a reviewer reads: the cells by title, of each line by its question."""
+    """The lines that a reviewer reads, by their questions: the cells by title."""
     titles, *rows = openpyxl.load_workbook(path)["审核"].iter_rows(values_only=True)
-    return {line["问题"]: line for line in (dict(zip(titles, row, strict=True)) for row in rows)}
+    lines = {}
+    for cells in rows:
+        line = dict(zip(titles, cells, strict=True))
+        lines[line["问题"]] = line
+    return lines
 
 
 def line_of(sheet: Any, query: str) -> int:
@@ -93,15 +92,11 @@ def problem(path: Path, profile: Profile) -> str:
 
 
 def test_a_reviewer_sees_the_row_a_list_of_verdicts_and_a_guide(profile_of: ProfileOf, path: Path):
-    seen = row(tenant="=1+1", profile="老人", history="问过钙片", gold_id="e").failed(
-        "below_threshold"
-    )
-    done = export(profile_of(tenant={"id": "=1+1"}), path, seen, row("多少钱", tenant="=1+1"))
-    assert (done.rows, done.stage, done.strata) == (
-        2,
-        "dataset",
-        {"裁判低检索高": 2, "随机对照": 1},
-    )
+    answered = row(tenant="=1+1", profile="老人", history="问过钙片", gold_id="e")
+    failed = answered.failed("below_threshold")
+    exported = export(profile_of(tenant={"id": "=1+1"}), path, failed, row("多少钱", tenant="=1+1"))
+    assert (exported.rows, exported.stage) == (2, "dataset")
+    assert exported.strata == {"裁判低检索高": 2, "随机对照": 1}
     expected = {
         "抽样原因": "裁判低检索高",
         "问题": "怎么吃",
@@ -114,7 +109,7 @@ def test_a_reviewer_sees_the_row_a_list_of_verdicts_and_a_guide(profile_of: Prof
         "改写首条得分": 0.9,
         "改写召回": "1. 首条\n2. 第二条",
     }
-    expected |= {"改写标准文档名次": 2, "结论": None, "行编号": seen.id}
+    expected |= {"改写标准文档名次": 2, "结论": None, "行编号": failed.id}
     assert expected.items() <= shown(path)["怎么吃"].items()
     book = openpyxl.load_workbook(path)
     (choice,) = book["审核"].data_validations.dataValidation
@@ -123,21 +118,19 @@ def test_a_reviewer_sees_the_row_a_list_of_verdicts_and_a_guide(profile_of: Prof
         '"通过,拒绝,修改"',
         "Q2:Q3",
     )
-    assert choice.errorStyle == "warning"  # the English words must be possible
+    assert choice.errorStyle == "warning", "the English words must be possible"
     guide = book["说明"]
-    assert any(
-        line[0] == "随机对照" and line[2:] == (1, 1) for line in guide.iter_rows(values_only=True)
-    )
+    (control,) = [line for line in guide.iter_rows(values_only=True) if line[0] == "随机对照"]
+    assert control[2:] == (1, 1)
     assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
 def test_a_row_with_an_extracted_context_can_be_reviewed(profile: Profile, path: Path):
-    seen = row(profile="孕妇").model_copy(
-        update={"id": "a" * 16}
-    )  # the hash of its dialogue, which no sheet shows
-    assert export(profile, path, seen).rows == 1
+    # The hash of its dialogue, which no sheet shows.
+    extracted = row(profile="孕妇").with_id("a" * 16)
+    assert export(profile, path, extracted).rows == 1
     fill_in(path, 结论="通过")
-    assert [review.row for review in read_sheet(path, profile).reviews] == [seen.id]
+    assert [review.row for review in read_sheet(path, profile).reviews] == [extracted.id]
     fill_in(path, 用户画像="男")
     assert "is unknown" in problem(path, profile)
 
@@ -150,23 +143,12 @@ def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(
     fill_in(path, "多少钱", 结论="修改", 修改后的改写="价格")
     add_reviews(profile, read_sheet(path, profile).reviews)
 
-    done = export(
-        profile,
-        tmp_path / "2.xlsx",
-        row(),
-        row("多少钱", "新"),
-        row("在哪买"),
-        row("一个", "a\x01b"),
-    )
-    assert (done.rows, done.reviewed, done.unfaithful) == (
-        1,
-        2,
-        1,
-    )  # a cell can't hold the last one's text
-    assert (
-        export(profile, tmp_path / "3.xlsx", row(answer="新"), row("多少钱"), row("在哪买")).rows
-        == 2
-    )
+    no_cell_holds_it = row("一个", "a\x01b")
+    rows = [row(), row("多少钱", "新"), row("在哪买"), no_cell_holds_it]
+    second = export(profile, tmp_path / "2.xlsx", *rows)
+    assert (second.rows, second.reviewed, second.unfaithful) == (1, 2, 1)
+    rows = [row(answer="新"), row("多少钱"), row("在哪买")]
+    assert export(profile, tmp_path / "3.xlsx", *rows).rows == 2
     assert export_reviews(profile, "latest", tmp_path / "4.xlsx", 50, again=True).rows == 3
 
 
@@ -174,9 +156,8 @@ def test_the_newest_finished_data_stage_is_taken(profile: Profile, path: Path):
     with open_run(profile, "refresh") as run:
         end_stage_with(run, "validate", [row("一")])
         end_stage_with(run, "select", [row("二")])
-        write_jsonl(
-            run.stage_directory("dataset") / "rows.jsonl", [row("三")]
-        )  # not finished: no manifest
+        # Not finished: it has no manifest.
+        write_jsonl(run.stage_directory("dataset") / "rows.jsonl", [row("三")])
     assert export_reviews(profile, "latest", path, 5).stage == "select"
     assert shown(path).keys() == {"二"}
     path.unlink()
@@ -227,8 +208,11 @@ def test_round_trip(profile: Profile, path: Path):
     assert sheet.control.interval == pytest.approx((0.2077, 0.9385), abs=1e-4)
     after = list(load_reviews(profile).apply(rows))
     assert [(r.review, r.target) for r in after] == [
-        ("accept", "服用 方法"), ("reject", "服用 方法"), ("correct", "购买 渠道"), (None, "服用 方法"),
-    ]  # fmt: skip
+        ("accept", "服用 方法"),
+        ("reject", "服用 方法"),
+        ("correct", "购买 渠道"),
+        (None, "服用 方法"),
+    ]
     later = refresh(profile, row("怎么吃"), row("多少钱", "新", profile="老人")).parents[1].name
     assert count_verdicts(profile, "latest") == VerdictCounts(later, hold=1, changed=1, absent=1)
 
@@ -240,11 +224,9 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
         sheet.delete_rows(line_of(sheet, "怎么吃"))
         sheet.insert_rows(2, 3)
         sheet.insert_cols(1)
-    found = read_sheet(path, profile)
-    assert ([review.row for review in found.reviews], found.without_verdict) == (
-        [row("多少钱").id],
-        0,
-    )
+    filled = read_sheet(path, profile)
+    assert [review.row for review in filled.reviews] == [row("多少钱").id]
+    assert filled.without_verdict == 0
 
 
 @pytest.mark.parametrize(
@@ -323,18 +305,18 @@ def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: 
     export(profile, path, row(), row("多少钱"))
     fill_in(path, 结论="通过")
     with edited(path) as sheet:
-        first, other = line_of(sheet, "怎么吃"), line_of(sheet, "多少钱")
+        first = line_of(sheet, "怎么吃")
+        second = line_of(sheet, "多少钱")
         for column in range(1, sheet.max_column + 1):
-            sheet.cell(other, column).value = sheet.cell(first, column).value
+            sheet.cell(second, column).value = sheet.cell(first, column).value
     filled = read_sheet(path, profile)
     assert (filled.problems, len(filled.reviews), filled.control) == ([], 1, ControlResult(1, 1, 0))
     with edited(path) as sheet:
         sheet["Q3"] = "拒绝"
-    found = problem(path, profile)
-    assert (
+    contradiction = (
         "Q3: 拒绝 does not agree with 通过 in Q2, which is the same row; keep one of the two"
-        in found
     )
+    assert contradiction in problem(path, profile)
 
 
 def test_lines_without_verdict_and_of_other_tenants_are_no_reviews(
@@ -343,12 +325,8 @@ def test_lines_without_verdict_and_of_other_tenants_are_no_reviews(
     export(profile, path, row(), row("多少钱"))
     fill_in(path, 备注="不知道", 改写="改了")
     sheet = read_sheet(path, profile)
-    assert (sheet.reviews, sheet.problems, sheet.without_verdict, sheet.lone_comments) == (
-        [],
-        [],
-        2,
-        1,
-    )
+    assert (sheet.reviews, sheet.problems) == ([], [])
+    assert (sheet.without_verdict, sheet.lone_comments) == (2, 1)
     fill_in(path, "多少钱", 结论="通过")
     assert "for tenant `b`" in problem(path, profile_of(tenant={"id": "b"}))
 
@@ -390,21 +368,24 @@ def test_a_review_workbook_that_is_too_large_is_refused(
 def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, path: Path):
     profile = profile_of(recipe=str(Path(__file__).parents[1] / "support" / "capitals_recipe.py"))
     inputs = {"hint": "塞纳河\n左岸", "capital": "巴黎"}
-    asked = Row(
-        id=row_id("default", "法国", inputs={"hint": inputs["hint"]}), tenant="default", query="法国", source="q.csv:2",
-        inputs=inputs, answer="里昂", parts={"right": 0.0, "short": 1.0}, judge_score=4.5, pool="red_team",
-    )  # fmt: skip
-    export(profile, path, asked)
-    seen = shown(path)["法国"]
-    assert (seen["提示"], seen["首都"], seen["回答"], seen["规则：right"]) == (
-        inputs["hint"],
-        "巴黎",
-        "里昂",
-        0,
+    answered = Row(
+        id=row_id("default", "法国", inputs={"hint": inputs["hint"]}),
+        tenant="default",
+        query="法国",
+        source="q.csv:2",
+        inputs=inputs,
+        answer="里昂",
+        parts={"right": 0.0, "short": 1.0},
+        judge_score=4.5,
+        pool="red_team",
     )
+    export(profile, path, answered)
+    cells = shown(path)["法国"]
+    assert (cells["提示"], cells["首都"]) == (inputs["hint"], "巴黎")
+    assert (cells["回答"], cells["规则：right"]) == ("里昂", 0)
     fill_in(path, "法国", 结论="修改", 修改后的回答="巴黎 就是它")
     (review,) = read_sheet(path, profile).reviews
-    assert (review.row, review.corrected) == (asked.id, "巴黎")
+    assert (review.row, review.corrected) == (answered.id, "巴黎")
     fill_in(path, "法国", 提示="卢瓦尔河")
     assert "is not the id of this question and what belongs to it" in problem(path, profile)
 
@@ -413,13 +394,11 @@ def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(
     profile_of: ProfileOf, path: Path
 ):
     profile = profile_of(recipe="medical", tenant={"id": "t"})
-    query, answer, mended = (
-        "布洛芬一次吃几片",
-        "疼得厉害可加倍吃。",
-        "布洛芬用于退烧。请遵医嘱，不要自行加量。",
-    )
+    query = "布洛芬一次吃几片"
+    answer = "疼得厉害可加倍吃。"
+    mended = "布洛芬用于退烧。请遵医嘱，不要自行加量。"
     inputs = {"answer": answer, "keywords": "解热镇痛药、退烧"}
-    asked = Row(
+    answered = Row(
         id=row_id("t", query),
         tenant="t",
         query=query,
@@ -427,9 +406,7 @@ def test_an_advisers_correction_teaches_and_is_what_the_judge_compares_with(
         answer=answer,
         inputs=inputs,
     )
-    graded = asked.model_copy(
-        update={"pool": "red_team", "parts": RECIPE.grader.parts(asked, answer)}
-    )
+    graded = answered.with_pool("red_team").with_parts(RECIPE.grader.parts(answered, answer))
     export(profile, path, *select([graded], RECIPE.grader, Select()))
     assert {"规则淘汰", "专门数据池"} <= {*shown(path)[query]["抽样原因"].split("；")}
     fill_in(path, query, 结论="修改", 修改后的回答="<think>该怎么说呢")

@@ -22,7 +22,7 @@ def test_splits_depend_on_the_row_alone_and_stay_what_they_were() -> None:
     assert splits(rows[::-1]) == placed
     grown = splits(random_rows(300, seed=9) + rows)
     assert {key: grown[key] for key in placed} == placed
-    """SHA-256 of seed and smallest id: the places of these rows must never change."""
+    # By SHA-256 of seed and smallest id: the places of these rows must never change.
     placed = assign([*random_rows(40), row(LONG), row(SAME)])
     letters = {"train": ".", "dev": "d", "test": "t", None: "?"}
     assert "".join(letters[r.split] for r in placed) == "...........t....dd..d..t..dtd...d........."
@@ -49,10 +49,11 @@ def test_near_duplicates_have_a_group_by_which_intervals_go() -> None:
 def test_given_splits_are_kept_and_the_stricter_wins(
     first: Split, second: Split, reasons: list[str | None]
 ) -> None:
-    given = [row(LONG, split=first), row(SAME, split=second)]
-    pins = {given[0].id: first, given[1].id: second}
-    unsplit = [r.model_copy(update={"split": None}) for r in given]
-    for pair, pinned in ((given, None), (unsplit, pins), ([given[0], unsplit[1]], pins)):
+    split_rows = [row(LONG, split=first), row(SAME, split=second)]
+    pins = {split_rows[0].id: first, split_rows[1].id: second}
+    unsplit = [row(LONG), row(SAME)]
+    mixed = [split_rows[0], unsplit[1]]
+    for pair, pinned in ((split_rows, None), (unsplit, pins), (mixed, pins)):
         placed = assign([*pair, *random_rows(100)], pinned=pinned)[:2]
         assert [r.reason for r in placed] == reasons
         assert [r.split for r in placed] == [first, second]
@@ -62,12 +63,14 @@ def test_a_row_without_split_joins_its_twins_given_one() -> None:
     placed = assign([row(LONG, split="test"), row(SAME), *random_rows(100)])
     assert (placed[1].split, placed[1].status) == ("test", "ok")
     (own,) = assign([row(LONG, split="dev")], pinned={row(LONG).id: "test"})
-    assert own.split == "dev"  # the workbook outranks an earlier version
+    assert own.split == "dev", "the workbook outranks an earlier version"
 
 
 def test_last_nights_splits_stay_whatever_is_new() -> None:
     tail = "谢谢您的回答啊啊"
-    trained, tested, new = row(LONG), row(LONG + tail), row(LONG + tail[:4])
+    trained = row(LONG)
+    tested = row(LONG + tail)
+    new = row(LONG + tail[:4])
     pinned: dict[str, Split] = {trained.id: "train", tested.id: "test"}
     assert [r.reason for r in assign([trained, tested], pinned=pinned)] == [None, None]
     placed = assign([trained, tested, new], pinned=pinned)

@@ -71,9 +71,9 @@ def test_xlsx_row_carries_every_column_of_the_chosen_sheet(tmp_path: Path) -> No
     path = xlsx(
         tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev ", " 用法 "]
     )
-    asked = {"query": "怎么吃？", "profile": "老人", "history": "问过钙片"}
+    question = {"query": "怎么吃？", "profile": "老人", "history": "问过钙片"}
     expected = {"gold_id": "doc-1", "split": "dev", "intent": "用法", "source": "q.xlsx!Sheet1!A2"}
-    assert read(path) == [Row(id=row_id("t", **asked), tenant="t", **asked, **expected)]
+    assert read(path) == [Row(id=row_id("t", **question), tenant="t", **question, **expected)]
     path = xlsx(tmp_path / "q.xlsx", ["query"], ["头疼"], sheet="数据")
     (row,) = read(path, sheet="数据", columns=Columns(query="query"))
     assert row.source == "q.xlsx!数据!A2"
@@ -173,15 +173,15 @@ def drop(tmp_path: Path) -> Path:
 def test_a_folder_is_one_stream_in_the_order_of_names(drop: Path) -> None:
     rows = read(drop)
     assert [row.source for row in rows] == [
-        *(
-            "a.xlsx!Sheet1!A2",
-            "a.xlsx!Sheet1!A3",
-            "a.xlsx!Sheet1!A4",
-            "b.csv:2",
-            "b.csv:3",
-            "c.JSONL:1",
-        ),
-        *("d.parquet:1", "d.parquet:2", "d.parquet:3"),
+        "a.xlsx!Sheet1!A2",
+        "a.xlsx!Sheet1!A3",
+        "a.xlsx!Sheet1!A4",
+        "b.csv:2",
+        "b.csv:3",
+        "c.JSONL:1",
+        "d.parquet:1",
+        "d.parquet:2",
+        "d.parquet:3",
     ]
     assert [row.query for row in rows] == [
         "头疼",
@@ -202,7 +202,10 @@ def test_a_folder_is_one_stream_in_the_order_of_names(drop: Path) -> None:
 
 def test_a_folder_without_questions(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("x")
-    expected = f"{tmp_path}: holds no .xlsx, .csv, .jsonl, .parquet file; put one there or correct data.workbook"
+    expected = (
+        f"{tmp_path}: holds no .xlsx, .csv, .jsonl, .parquet file; "
+        "put one there or correct data.workbook"
+    )
     assert error_of(tmp_path) == expected
     (tmp_path / "a.csv").write_text("问题\n\n")
     assert f"{tmp_path}: its files have headers but no rows" in error_of(tmp_path)
@@ -225,17 +228,19 @@ def test_a_digest_is_of_what_is_read(drop: Path) -> None:
 
 @pytest.mark.parametrize("name", ["q.xlsx", "exact.xlsx", "q.csv", "q.jsonl", "q.parquet"])
 def test_inputs_and_pool_are_read_from_every_kind_of_file(tmp_path: Path, name: str):
-    path, header = tmp_path / name, ["问题", "提示", "标签", "数据池"]
+    path = tmp_path / name
+    header = ["问题", "提示", "标签", "数据池"]
     lines = [["法国", "塞纳河", "巴黎", "red_team"], ["德国", "柏林墙", "", ""]]
     objects = [dict(zip(header, line, strict=True)) for line in lines]
-    if path.suffix == ".xlsx":  # a merged cell below takes the exact way
+    if path.suffix == ".xlsx":
+        # A merged cell below takes the exact way.
         xlsx(path, header, *lines, merged="H8:H9" if name == "exact.xlsx" else None)
     elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(objects), path)
     elif path.suffix == ".csv":
         text_file(path, "\n".join(",".join(line) for line in [header, *lines]))
     else:
-        text_file(path, "\n".join(json.dumps(each) for each in objects))
+        text_file(path, "\n".join(map(json.dumps, objects)))
     france, germany = read(path, *INPUTS)
     assert (france.inputs, france.pool) == ({"hint": "塞纳河", "label": "巴黎"}, "red_team")
     assert (germany.inputs, germany.pool) == ({"hint": "柏林墙"}, None)
@@ -246,9 +251,9 @@ def test_a_column_without_a_name_is_not_read_and_a_cell_of_separators_names_no_d
     tmp_path: Path,
 ):
     path = text_file(tmp_path / "q.csv", "问题,标准文档,划分\n法国,d1,test\n德国,；;,\n")
-    row, _ = read(path, columns=Columns(gold="", split=""))
-    assert (row.gold_id, row.split) == (None, None)
-    assert [each.gold_id for each in read(path)] == ["d1", None]
+    france, _ = read(path, columns=Columns(gold="", split=""))
+    assert (france.gold_id, france.split) == (None, None)
+    assert [row.gold_id for row in read(path)] == ["d1", None]
 
 
 def test_a_dialogue_is_read_where_its_column_is_named_and_something_is_missing(tmp_path: Path):
@@ -261,8 +266,8 @@ def test_a_dialogue_is_read_where_its_column_is_named_and_something_is_missing(t
         "咋吃,女,,",
     ]
     path = text_file(tmp_path / "q.csv", "\n".join(["问题,用户画像,历史摘要,对话", *lines]))
-    found = read(path, columns=Columns(dialogue="对话"), max_dialogue_chars=3)
-    assert [row.inputs.get("dialogue") for row in found] == [
+    rows = read(path, columns=Columns(dialogue="对话"), max_dialogue_chars=3)
+    assert [row.inputs.get("dialogue") for row in rows] == [
         None,
         "甲",
         "乙",
@@ -270,7 +275,7 @@ def test_a_dialogue_is_read_where_its_column_is_named_and_something_is_missing(t
         "丙丙丙丙",
         None,
     ]
-    assert [row.reason for row in found] == [
+    assert [row.reason for row in rows] == [
         None,
         None,
         None,
@@ -279,7 +284,7 @@ def test_a_dialogue_is_read_where_its_column_is_named_and_something_is_missing(t
         None,
     ]
     ids = [row_id("t", "咋吃", "女", "问过"), row_id("t", "咋吃", inputs={"dialogue": "甲"})]
-    assert [row.id for row in found[:2]] == ids
+    assert [row.id for row in rows[:2]] == ids
     assert [row.reason for row in read(path)] == [
         None,
         None,
@@ -298,18 +303,13 @@ def test_a_required_column_must_be_there(tmp_path: Path):
     assert "no column `提示`" in message
     assert "--set data.columns.inputs.hint=" in message
     assert len(read(path, *INPUTS, columns=Columns(inputs={"hint": "提醒"}))) == 2
-    named = Columns(inputs={"hint": "提醒", "label": "答案"})
-    assert "data.columns.inputs.label=" in error_of(path, *INPUTS, columns=named)
+    columns = Columns(inputs={"hint": "提醒", "label": "答案"})
+    assert "data.columns.inputs.label=" in error_of(path, *INPUTS, columns=columns)
 
 
 def test_a_row_without_a_required_input_fails_and_a_long_one_counts_as_context(tmp_path: Path):
-    lines = [
-        "德国,,",
-        "法国,长长长,",
-        "法国,长长,长长长",
-        "法国,长,甲",
-        "法国,长,乙",
-    ]  # a label identifies nothing
+    # The last two are the same question: a label identifies nothing.
+    lines = ["德国,,", "法国,长长长,", "法国,长长,长长长", "法国,长,甲", "法国,长,乙"]
     path = text_file(tmp_path / "q.csv", "\n".join(["问题,提示,标签", *lines]))
     expected = ["empty_input", "context_too_long", None, None, "duplicate"]
     assert reasons(path, *INPUTS, max_context_chars=2) == expected
@@ -330,7 +330,8 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
         (["胃疼"], None),
         ([ArrayFormula("A11", "=B1:B2")], "formula_cell"),
         (["多少钱", "", "钙片"], None),
-        (["多少钱", "", "鱼油"], None),  # another context, another question
+        # Another context, another question.
+        (["多少钱", "", "鱼油"], None),
         (["多少钱", "", "钙片"], "duplicate"),
     ]
     path = xlsx(tmp_path / "q.xlsx", HEADER, *(row for row, _ in rows))
@@ -398,9 +399,8 @@ def test_a_sheet_is_read_as_the_user_sees_it(tmp_path: Path) -> None:
     ]
     assert [row.gold_id for row in rows] == ["1007", "35.5", None, "123456789012345", "007", None]
     assert [row.profile for row in rows] == ["老人", "35", "", "", "", "<&>\"'"]
-    assert (
-        rows[2].reason == rows[4].reason == "empty_query" and rows[5].query == "胃疼 &amp; <失眠>"
-    )
+    assert rows[2].reason == rows[4].reason == "empty_query"
+    assert rows[5].query == "胃疼 &amp; <失眠>"
 
 
 def test_a_workbook_that_would_fill_the_memory_is_refused(
@@ -416,7 +416,8 @@ def test_a_workbook_that_would_fill_the_memory_is_refused(
 
 
 def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:
-    path, lines = xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"], [None], ["头疼！"]), list[str]()
+    path = xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"], [None], ["头疼！"])
+    lines: list[str] = []
     assert len(list(read_rows(path, Data(), Tenant(), lines.append))) == 3
     assert lines == [
         "q.xlsx!Sheet1!A3: empty_query: fill in the question or delete the row",
@@ -490,9 +491,10 @@ def test_files_that_are_not_there_or_not_readable(
     assert "b.csv, line 1: no column `问题`" in error_of(drop)
     (drop / "a.xlsx").rename(drop / "a.xls")
     assert f"{drop / 'a.xls'}: is the old Excel format; save it as .xlsx" in error_of(drop)
-    for asked in ("open", "is_dir"):  # is_dir: the folder that it lies in can't be searched
+    # `is_dir` fails where the folder that it lies in can't be searched.
+    for method in ("open", "is_dir"):
         with monkeypatch.context() as patched:
-            patched.setattr(Path, asked, raising(PermissionError(13, "Permission denied")))
+            patched.setattr(Path, method, raising(PermissionError(13, "Permission denied")))
             assert "can't be read: Permission denied; check its permissions" in error_of(
                 drop / "b.csv"
             )
@@ -500,7 +502,8 @@ def test_files_that_are_not_there_or_not_readable(
 
 def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path) -> None:
     good = xlsx(tmp_path / "good.xlsx", ["问题"], ["头疼"]).read_bytes()
-    path, ole = tmp_path / "q.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+    path = tmp_path / "q.xlsx"
+    ole = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
     for content, message in (
         (ole + b"Workbook", "old .xls file under the name .xlsx"),
         (ole + "EncryptedPackage".encode("utf-16-le"), "is encrypted; remove its password"),
@@ -515,9 +518,8 @@ def test_files_that_are_not_what_their_name_says_and_damaged_ones(tmp_path: Path
 def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_bytes(b"query\n" + "头疼怎么办\n".encode() * 20 + "失".encode()[:2] + b"\n")
-    assert "q.csv:22: byte" in error_of(
-        path, columns=Columns(query="query")
-    )  # and not garbled as GB18030
+    message = error_of(path, columns=Columns(query="query"))
+    assert "q.csv:22: byte" in message, "and it is not garbled as GB18030"
     path.write_bytes("问题\n头疼".encode("utf-16"))
     assert "save the file as UTF-8" in error_of(path)
     path = tmp_path / "q.jsonl"
@@ -530,7 +532,8 @@ def test_characters_may_be_cut_by_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     monkeypatch.setattr(files, "BLOCK", 1)
-    path, content = tmp_path / "q.csv", "问题\n头疼怎么办\n㐀𠀀失眠\n".encode(encoding)
+    path = tmp_path / "q.csv"
+    content = "问题\n头疼怎么办\n㐀𠀀失眠\n".encode(encoding)
     path.write_bytes(content)
     assert [row.query for row in read(path)] == ["头疼怎么办", "㐀𠀀失眠"]
     path.write_bytes(content + b"\xff\n")

@@ -19,13 +19,20 @@ def written(path: Path, *rows: Row) -> list[dict[str, Any]]:
     artifact = write_rows(path, rows, RECIPE)
     assert artifact.rows == len(rows)
     header, *lines = openpyxl.load_workbook(path).active.iter_rows()
-    return [dict(zip((cell.value for cell in header), line, strict=True)) for line in lines]
+    titles = [cell.value for cell in header]
+    return [dict(zip(titles, line, strict=True)) for line in lines]
 
 
 def test_written_rows_keep_verdict_and_scores(tmp_path: Path) -> None:
-    found = Retrieved(ids=("a", "b"), scores=(0.9, 0.6), titles=("钙片", "鱼油"))
-    asked = Row(id="1", tenant="t", query="头\x00疼\ud800", source="q.csv:2", gold_id="b")
-    row = asked.model_copy(update={"answer": "头疼 缓解", "answer_retrieved": found})
+    row = Row(
+        id="1",
+        tenant="t",
+        query="头\x00疼\ud800",
+        source="q.csv:2",
+        gold_id="b",
+        answer="头疼 缓解",
+        answer_retrieved=Retrieved(ids=("a", "b"), scores=(0.9, 0.6), titles=("钙片", "鱼油")),
+    )
     (cells,) = written(tmp_path / "new" / "out.xlsx", row.failed("below_threshold"))
     expected = {
         "问题": "头疼",
@@ -64,20 +71,23 @@ def test_more_rows_than_a_sheet_holds_stand_on_further_sheets(
 
 def test_answers_are_shown_with_inputs_and_parts_and_can_be_read_again(tmp_path: Path) -> None:
     recipe = get_recipe(str(Path(__file__).parents[1] / "support" / "capitals_recipe.py"))
-    asked = {"query": "=法国", "profile": "老人"}
     row = Row(
-        id=row_id("t", **asked, inputs={"hint": "塞纳河"}), tenant="t", **asked, source="s", answer="巴黎", split="dev",
-        pool="gold", inputs={"hint": "塞纳河", "capital": "巴黎"}, parts={"right": 1.0},
-    )  # fmt: skip
+        id=row_id("t", "=法国", "老人", inputs={"hint": "塞纳河"}),
+        tenant="t",
+        query="=法国",
+        profile="老人",
+        source="s",
+        answer="巴黎",
+        split="dev",
+        pool="gold",
+        inputs={"hint": "塞纳河", "capital": "巴黎"},
+        parts={"right": 1.0},
+    )
     write_rows(tmp_path / "out.xlsx", [row], recipe)
     header, line = openpyxl.load_workbook(tmp_path / "out.xlsx").active.iter_rows(values_only=True)
     cells = dict(zip(header, line, strict=True))
-    assert (cells["提示"], cells["回答"], cells["规则：right"], cells["规则：short"]) == (
-        "塞纳河",
-        "巴黎",
-        1.0,
-        None,
-    )
+    assert (cells["提示"], cells["回答"]) == ("塞纳河", "巴黎")
+    assert (cells["规则：right"], cells["规则：short"]) == (1.0, None)
     (again,) = read_rows(tmp_path / "out.xlsx", Data(), Tenant(id="t"), inputs=recipe.INPUTS)
     assert again == row.model_copy(
         update={"source": "out.xlsx!数据!A2", "answer": None, "parts": None}

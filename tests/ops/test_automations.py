@@ -32,7 +32,7 @@ WEBHOOK = "https://hooks.example/secret-part"
 
 
 class Prefect:
-    """As much of Prefect's server as automations need."""
+    """A server that answers as much as automations need."""
 
     def __init__(self) -> None:
         self.automations: dict[str, dict[str, Any]] = {}
@@ -49,8 +49,8 @@ class Prefect:
     def copy(self, name: str, of_day: int, **changed: Any) -> None:
         """Another of the same name, made on another day."""
         key = f"{name} {of_day}"
-        made = {"id": key, "created": f"2026-11-{of_day:02}T00:00:00Z"}
-        self.automations[key] = copy.deepcopy(self.named(name)) | made | changed
+        origin = {"id": key, "created": f"2026-11-{of_day:02}T00:00:00Z"}
+        self.automations[key] = copy.deepcopy(self.named(name)) | origin | changed
 
     def named(self, name: str) -> dict[str, Any]:
         return next(entry for entry in self.automations.values() if entry["name"] == name)
@@ -70,7 +70,8 @@ class Prefect:
             return list(self.automations.values())
         if method == "DELETE":
             return 204 if self.automations.pop(rest, None) else 404
-        AutomationCreate.model_validate(copy.deepcopy(body))  # as the real server does
+        # As the real server does.
+        AutomationCreate.model_validate(copy.deepcopy(body))
         while method == "POST" and self.meanwhile:
             self.meanwhile.pop()()
         key = rest or f"a{len(self.writes)}"
@@ -82,15 +83,16 @@ class Prefect:
         entries: list[dict[str, Any]] = [
             {"entrypoint": "jobs.py:train", "name": "other", "parameters": {}}
         ]
-        for each in self.deployments:
-            flow, _, name = each.full_name.partition("/")
+        for deployment in self.deployments:
+            flow, _, name = deployment.full_name.partition("/")
             entry = {
-                "id": each.id,
+                "id": deployment.id,
                 "name": name,
-                "paused": each.paused,
-                "parameters": {"profile": each.profile},
+                "paused": deployment.paused,
+                "parameters": {"profile": deployment.profile},
+                "entrypoint": f"qinglan.flows.{flow}.{flow}",
             }
-            entries.append(entry | {"entrypoint": f"qinglan.flows.{flow}.{flow}"})
+            entries.append(entry)
         return entries
 
     def _block(self, method: str, where: str, rest: str, body: Any) -> Any:
@@ -132,14 +134,14 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
 def test_the_address_stands_in_the_block_alone_and_changes_alone_are_brought(
     prefect: Prefect, profile_of: ProfileOf
 ):
-    done = apply_automations(prefect.api, night(profile_of))
-    assert len(done) == len(prefect.automations) == 11
+    changes = apply_automations(prefect.api, night(profile_of))
+    assert len(changes) == len(prefect.automations) == 11
     (block,) = prefect.blocks.values()
     assert (block["name"], block["data"]["url"]) == ("qinglan-night", WEBHOOK)
     assert "secret-part" not in json.dumps(prefect.automations)
     prefect.writes.clear()
     assert apply_automations(prefect.api, night(profile_of)) == []
-    assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
+    assert set(prefect.writes) == {"PATCH block_documents"}, "the address may have changed"
     name = "qinglan: night: message about a run failed"
     prefect.named(name)["enabled"] = False
     assert f"automation updated: {name}" in apply_automations(
@@ -159,24 +161,26 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     assert [name for name in prefect.names() if "night: message" in name] == [
         "qinglan: night: message about an alarm"
     ]
-    done = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
-    assert "automation removed: qinglan: night: message about an alarm" in done
-    left = prefect.names()
-    assert not any(name.startswith("qinglan: night: message") for name in left)
-    others = {f"qinglan: {profile}: message about an alarm" for profile in ("day", "night: two")}
-    assert {"tell the team", "qinglan: my own", *others} <= left
+    changes = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
+    assert "automation removed: qinglan: night: message about an alarm" in changes
+    names = prefect.names()
+    assert [name for name in names if name.startswith("qinglan: night: message")] == []
+    of_other_profiles = {
+        f"qinglan: {profile}: message about an alarm" for profile in ("day", "night: two")
+    }
+    assert {"tell the team", "qinglan: my own", *of_other_profiles} <= names
     assert [block["data"]["url"] for block in prefect.blocks.values()] == [WEBHOOK, WEBHOOK]
 
 
 def test_two_who_deploy_at_once_make_each_automation_once(prefect: Prefect, profile_of: ProfileOf):
     prefect.meanwhile = [lambda: apply_automations(prefect.api, night(profile_of, "day"))]
-    done = apply_automations(prefect.api, night(profile_of))
+    changes = apply_automations(prefect.api, night(profile_of))
     twice = [
         line
-        for line in done
+        for line in changes
         if line.startswith("automation removed, as it was there twice: qinglan: ")
     ]
-    assert len(twice) == 3  # those that a server has once
+    assert len(twice) == 3, "those that a server has once"
     assert len(prefect.automations) == len(prefect.names()) > len(twice)
     assert apply_automations(prefect.api, night(profile_of)) == []
 
@@ -191,8 +195,8 @@ def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profi
     prefect.copy(failed, 1, enabled=False)
     prefect.named(alarm)["enabled"] = False
     prefect.copy(alarm, 1)
-    done = apply_automations(prefect.api, night(profile_of))
-    assert done == [
+    changes = apply_automations(prefect.api, night(profile_of))
+    assert changes == [
         f"automation removed, as it was there twice: {name}"
         for name in (failed, failed, failed, alarm)
     ]
@@ -204,7 +208,7 @@ def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profi
 
 
 def filled_in(template: str, event: dict[str, Any], flow_run: str) -> Any:
-    """As Prefect's server does it."""
+    """Fill in a template as Prefect's server does it."""
     register_user_template_filters(all_filters)
     context = {"event": event, "flow_run": {"name": flow_run, "id": "f1"}}
     return json.loads(render_user_template_sync(template, context))
@@ -230,10 +234,10 @@ def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: Pro
         "command": "qinglan release approve r <x",
     }
     (action,) = waiting["actions"]
-    assert filled_in(action["payload"], {"payload": said}, "pipeline night")["text"].splitlines()[
-        :2
-    ] == [
-        "Qinglan: pipeline night waits for an approval until 2026-11-23T03:00:00+00:00: Release it.",
+    text = filled_in(action["payload"], {"payload": said}, "pipeline night")["text"]
+    until = "2026-11-23T03:00:00+00:00"
+    assert text.splitlines()[:2] == [
+        f"Qinglan: pipeline night waits for an approval until {until}: Release it.",
         "Answer on its page (Resume), or: qinglan release approve r ‹x",
     ]
 
@@ -267,14 +271,16 @@ def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
 
 @pytest.mark.parametrize(("form", "path"), TEXT_IN.items())
 def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: str):
-    found = rendered(form, 'StageError: "{{ none }}" of the rows\nTraceback')
+    text = rendered(form, 'StageError: "{{ none }}" of the rows\nTraceback')
     for key in path.split("."):
-        found = found[key]
+        text = text[key]
     link = "http://ui.example/runs/flow-run/f1"
-    assert (
-        found
-        == f'Qinglan: refresh night is Failed: StageError: "{{{{ none }}}}" of the rows\nLook.\n{link}'
-    )
+    assert text.splitlines() == [
+        'Qinglan: refresh night is Failed: StageError: "{{ none }}" of the rows',
+        "Look.",
+        link,
+    ]
+    assert not text.endswith("\n")
 
 
 def test_an_event_calls_nobody_and_may_say_nothing():

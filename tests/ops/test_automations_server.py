@@ -40,10 +40,11 @@ from qinglan.ops.prefect.api import RetryingClient, call
 
 def is_known_to_live():
     """Has its first heartbeat arrived?"""
-    resource, event = {{"id": [f"prefect.flow-run.{{flow_run.id}}"]}}, {{"name": ["prefect.flow-run.heartbeat"]}}
-    asked = {{"filter": {{"resource": resource, "event": event}}}}
+    resource = {{"id": [f"prefect.flow-run.{{flow_run.id}}"]}}
+    event = {{"name": ["prefect.flow-run.heartbeat"]}}
+    query = {{"filter": {{"resource": resource, "event": event}}}}
     with RetryingClient(base_url=os.environ["PREFECT_API_URL"], trust_env=False, timeout=90) as api:
-        return bool(call(api, "POST", "events/filter", asked)["events"])
+        return bool(call(api, "POST", "events/filter", query)["events"])
 
 @flow(name="refresh", flow_run_name="refresh {{profile}}")
 def refresh(profile: str = "night"):
@@ -72,7 +73,8 @@ class Server:
     def __init__(self, folder: Path, database: str) -> None:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/api"
-        self._folder, self._processes = folder, list[psutil.Popen]()
+        self._folder = folder
+        self._processes = list[psutil.Popen]()
         self._env = own_environment(
             PREFECT_HOME=str(folder / "prefect"),
             PREFECT_API_URL=self.url,
@@ -98,7 +100,7 @@ class Server:
         )
 
     def restart(self) -> None:
-        """As after a crash."""
+        """Kill the server and start it again, as after a crash."""
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
         self.serve()
@@ -128,7 +130,7 @@ class Server:
             "work_pool_name": "qinglan",
             "tags": ["qinglan"],
         } | more
-        made = post(
+        deployment = post(
             self.api,
             "deployments/",
             name=name,
@@ -136,7 +138,7 @@ class Server:
             parameters={"profile": profile},
             **body,
         )
-        return str(made["id"])
+        return str(deployment["id"])
 
     def run(self, deployment: str) -> str:
         return str(post(self.api, f"deployments/{deployment}/create_flow_run")["id"])
@@ -160,7 +162,7 @@ class Server:
         self._event("prefect.flow-run.heartbeat", resource, {}, _TAGGED)
 
     def emit(self, event: str, run: str, profile: str, payload: dict[str, Any]) -> None:
-        """As `emit_run_event` does within a flow run."""
+        """Send an event as `emit_run_event` does within a flow run."""
         resource = {"prefect.resource.id": "qinglan.run.r1", "qinglan.profile": profile}
         resource["qinglan.alarm"] = event.rpartition(".")[2]
         flow_run = {
@@ -231,13 +233,15 @@ def test_a_run_of_a_killed_worker_goes_on(
         lambda: first_worker.poll() is not None,
         explain=server.log("worker").read_text,
     )
-    assert server.state(run) == "Running"  # which nobody can know but by waiting
+    # Nobody can know of its death but by waiting.
+    assert server.state(run) == "Running"
     second = server.worker()
     wait_until(
         "its end", lambda: server.state(run) == "Completed", explain=server.log("worker").read_text
     )
     assert (tmp_path / "attempts").read_text() == "xxx"
-    second.kill()  # not SIGTERM: a worker makes SIGINT of it, which a background job of a shell ignores
+    # Not SIGTERM: a worker makes SIGINT of it, which a background job of a shell ignores.
+    second.kill()
     second.wait()
     wait_until("two messages", lambda: len(told.bodies) >= 2, explain=lambda: told.bodies)
     assert [body["name"] for body in told.bodies] == ["refresh night"] * 2
@@ -316,7 +320,8 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     alarm = {"name": "reward_up_gold_down", "step": 12, "message": "reward up <at user_id='all'>"}
     server.emit("qinglan.alarm.reward_up_gold_down", run, "night", alarm)
     wait_until("a pause, told", lambda: server.is_paused(own["night"]) and len(told.bodies) >= 2)
-    assert not server.is_paused(own["day"]) and not server.is_paused(nightly)
+    assert not server.is_paused(own["day"])
+    assert not server.is_paused(nightly)
     server.emit("qinglan.gate.refuse", run, "day", {"sentence": "Do not release: cost."})
     wait_until("the gate's message", lambda: len(told.bodies) >= 3)
     few, pausing, refused = [body["content"]["text"] for body in told.bodies]
@@ -336,4 +341,5 @@ def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: ProfileOf, 
     run = server.run(deployment)
     wait_until("a late run, told", lambda: server.state(run) == "Late" and told.bodies)
     assert told.bodies[0]["topic"] == "waiting"
-    assert told.bodies[0]["link"].endswith(f"/runs/flow-run/{run}")  # as the server knows itself
+    # The server knows its own address.
+    assert told.bodies[0]["link"].endswith(f"/runs/flow-run/{run}")

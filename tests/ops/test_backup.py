@@ -21,7 +21,8 @@ from qinglan.runs.run import find_run, load_stages, open_run
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # MLflow's
+    # MLflow's.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 PAID_FOR = [f"question-{number}" for number in range(200)]
 
@@ -31,9 +32,11 @@ def test_a_lost_site_is_found_again_and_paid_once(
 ):
     for name in ("PREFECT_HOME", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
-    state, runs, kept = profile.paths.state, profile.paths.runs, str(tmp_path / "kept")
+    state = profile.paths.state
+    runs = profile.paths.runs
+    backup_folder = str(tmp_path / "kept")
     with site_ledger(profile) as ledger:
-        ledger.record([call(each, text=f"answer to {each}") for each in PAID_FOR])
+        ledger.record([call(question, text=f"answer to {question}") for question in PAID_FOR])
     models = Models(profile.tracking_uri, "qinglan.test", state)
     candidate = models.candidate()
     models.registry.register(candidate)
@@ -45,18 +48,20 @@ def test_a_lost_site_is_found_again_and_paid_once(
         path = "qinglan.flows.refresh.refresh"
         deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint=path)
         flow_run = post(prefect, f"/deployments/{deployment['id']}/create_flow_run")
-        status, said, error = qinglan("backup", kept, profile=profile)
-        assert status == 0 and "part of a database that is copied whole" in said, error
+        status, said, error = qinglan("backup", backup_folder, profile=profile)
+        assert status == 0, error
+        assert "part of a database that is copied whole" in said
 
     shutil.rmtree(state)
     shutil.rmtree(runs)
-    status, said, error = qinglan("restore", kept, profile=profile)
-    assert status == 0 and "restored" in said, error
+    status, said, error = qinglan("restore", backup_folder, profile=profile)
+    assert status == 0, error
+    assert "restored" in said
 
     with site_ledger(profile) as ledger:
-        found = ledger.exchange(Order(wanted=[*PAID_FOR, "never asked"]))
-        assert found.claimed == {"never asked"}
-        assert found.found[PAID_FOR[-1]].text == f"answer to {PAID_FOR[-1]}"
+        exchange = ledger.exchange(Order(wanted=[*PAID_FOR, "never asked"]))
+        assert exchange.claimed == {"never asked"}
+        assert exchange.found[PAID_FOR[-1]].text == f"answer to {PAID_FOR[-1]}"
     client = MlflowClient(profile.tracking_uri)
     assert client.get_run(candidate.mlflow_run_id).info.status == "RUNNING"
     released = models.open().version("1")
@@ -65,12 +70,10 @@ def test_a_lost_site_is_found_again_and_paid_once(
         candidate.mlflow_run_id, "release/release.json", str(tmp_path)
     )
     assert '"verdict": "promote"' in Path(release).read_text(encoding="utf-8")
-    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == ingested.path(
-        "rows"
-    )
+    (restored,) = load_stages(find_run(runs, "latest"), ["ingest"], "")
+    assert restored.path("rows") == ingested.path("rows")
     with prefect_process(server, tmp_path / "logs") as prefect:
-        assert (
-            prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"]
-            == flow_run["name"]
-        )
-        assert [each["name"] for each in post(prefect, "/deployments/filter")] == ["nightly"]
+        response = prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status()
+        assert response.json()["name"] == flow_run["name"]
+        deployments = post(prefect, "/deployments/filter")
+        assert [deployment["name"] for deployment in deployments] == ["nightly"]

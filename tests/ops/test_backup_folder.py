@@ -26,8 +26,8 @@ from qinglan.ops.up.site import only_one
 
 def count(database: Path) -> int:
     with closing(sqlite3.connect(database)) as db:
-        found: int = db.execute("SELECT count(*) FROM t").fetchone()[0]
-        return found
+        rows: int = db.execute("SELECT count(*) FROM t").fetchone()[0]
+        return rows
 
 
 @pytest.fixture
@@ -37,10 +37,14 @@ def kept(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def profile(profile_of: ProfileOf) -> Profile:
-    """Of a site with a database whose rows are in its log only, a linked file, and a pointer to the
-    newest run."""
-    made = profile_of()
-    state, run = made.paths.state, made.paths.runs / "r1"
+    """The profile of a site with state and a run.
+
+    It has a database whose rows are in its log only, a linked file, and a pointer to the newest
+    run.
+    """
+    profile = profile_of()
+    state = profile.paths.state
+    run = profile.paths.runs / "r1"
     (state / "prefect").mkdir(parents=True)
     (state / "datasets" / "v1").mkdir(parents=True)
     (run / "dataset").mkdir(parents=True)
@@ -58,8 +62,8 @@ def profile(profile_of: ProfileOf) -> Profile:
     (run / "dataset" / "more.jsonl.partial").write_text("{")
     os.link(run / "dataset" / "rows.jsonl", state / "datasets" / "v1" / "rows.jsonl")
     (state / "datasets" / "v1" / "rows.jsonl").chmod(0o444)
-    (made.paths.runs / "latest").symlink_to("r1")
-    return made
+    (profile.paths.runs / "latest").symlink_to("r1")
+    return profile
 
 
 def wipe(profile: Profile) -> None:
@@ -68,7 +72,8 @@ def wipe(profile: Profile) -> None:
 
 
 def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: Path):
-    state, runs = profile.paths.state, profile.paths.runs
+    state = profile.paths.state
+    runs = profile.paths.runs
     modes = {
         state: 0o750,
         state / "serving" / "requests": 0o700,
@@ -91,8 +96,8 @@ def test_what_was_lost_comes_back_with_who_may_enter_it(profile: Profile, kept: 
     rows = state / "datasets" / "v1" / "rows.jsonl"
     assert rows.samefile(runs / "r1" / "dataset" / "rows.jsonl")
     assert rows.stat().st_mode & 0o777 == 0o444
-    others = {each.name for each in state.iterdir()} - {each.name for each in modes}
-    assert others == {"backups.txt", "datasets", "ledger.db", "prefect", "serving", "up.lock"}
+    other_names = {path.name for path in state.iterdir()} - {path.name for path in modes}
+    assert other_names == {"backups.txt", "datasets", "ledger.db", "prefect", "serving", "up.lock"}
     assert (state / "backups.txt").read_text() == f"{kept}\n"
 
 
@@ -120,45 +125,48 @@ def test_what_is_left_out_is_noted_with_the_reason(
     for name in ("requirements.lock", "notes", "notes-journal", "prefect_api_url"):
         (profile.paths.runs / "r1" / name).write_text("kept")
     (profile.paths.runs / "r1" / ".lock").touch()
-    made = make_backup(profile, kept, print)
-    assert [each for each in (*left_out, *copied) if (kept / each / "file").exists()] == copied
-    assert {each.path: each.reason for each in made.left_out} == left_out | {
+    backup = make_backup(profile, kept, print)
+    folders = (*left_out, *copied)
+    assert [folder for folder in folders if (kept / folder / "file").exists()] == copied
+    assert {path.path: path.reason for path in backup.left_out} == left_out | {
         "runs/r1/.lock": "a lock",
         "runs/r1/dataset/more.jsonl.partial": "unfinished",
         "state/prefect/profiles.toml": "Prefect's settings may hold keys",
         "state/prefect_api_url": "names a server while it runs",
         "state/up.lock": "a lock",
     }
-    assert Backup.read(kept) == made
+    assert Backup.read(kept) == backup
 
 
 def test_nobody_else_may_enter_before_all_is_in_place(
     profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    state, runs = profile.paths.state, profile.paths.runs
+    state = profile.paths.state
+    runs = profile.paths.runs
     state.chmod(0o755)
     runs.chmod(0o2775)
     make_backup(profile, kept, print)
     wipe(profile)
     state.mkdir()
-    state.chmod(0o710)  # a root that is there stays its owner's
+    # A root that is there stays its owner's.
+    state.chmod(0o710)
     with monkeypatch.context() as full, pytest.raises(ArtifactError, match="free disk space first"):
         free_on(full, {kept.parent: 0})
         restore_backup(profile, kept, print)
-    seen, copy = set[int](), shutil.copy2
+    copy = shutil.copy2
+    modes_meanwhile = set[int]()
 
-    def copy_and_see(source: Path, target: Path) -> None:
+    def copy_and_look(source: Path, target: Path) -> None:
         copy(source, target)
-        seen.update(
-            each.stat().st_mode & 0o777
-            for root in (state, runs)
-            for each in (root / ".restoring").rglob("*/")
-        )
+        for root in (state, runs):
+            for folder in (root / ".restoring").rglob("*/"):
+                modes_meanwhile.add(folder.stat().st_mode & 0o777)
 
-    monkeypatch.setattr(shutil, "copy2", copy_and_see)
+    monkeypatch.setattr(shutil, "copy2", copy_and_look)
     restore_backup(profile, kept, print)
-    assert seen == {0o700}
-    assert [root.stat().st_mode & 0o7777 for root in (state, runs)] == [0o710, 0o2775]
+    assert modes_meanwhile == {0o700}
+    assert state.stat().st_mode & 0o7777 == 0o710
+    assert runs.stat().st_mode & 0o7777 == 0o2775
 
 
 @pytest.mark.usefixtures("profile")
@@ -171,8 +179,8 @@ def test_no_key_and_no_password_is_in_it(
         "tracking": {"uri": "postgresql://me@db.internal/mlflow"},
         "ledger": {"url_env": "A_LEDGER"},
     }
-    made = make_backup(profile_of(serve=log, **databases), kept, print, runs=False)
-    assert [what.partition(",")[0] for what in made.elsewhere] == [
+    backup = make_backup(profile_of(serve=log, **databases), kept, print, runs=False)
+    assert [store.partition(",")[0] for store in backup.elsewhere] == [
         "the ledger",
         "the request log",
         "MLflow",
@@ -206,18 +214,23 @@ def test_the_sites_own_server_is_not_somewhere_else(
     monkeypatch.setenv("PREFECT_API_URL", url)
     (profile.paths.state / "prefect" / "prefect.db").touch()
     with only_one(profile.paths.state, print) if is_up else nullcontext():
-        made = make_backup(profile, kept, print)
-    assert [said in line for line in made.elsewhere] == [True] if said else made.elsewhere == []
-    assert "s3cret" not in str(made.elsewhere)
+        elsewhere = make_backup(profile, kept, print).elsewhere
+    if said:
+        (line,) = elsewhere
+        assert said in line
+    else:
+        assert elsewhere == []
+    assert "s3cret" not in str(elsewhere)
 
 
 def test_a_database_is_copied_as_of_one_moment_while_it_is_written(profile: Profile, kept: Path):
-    database, over = profile.paths.state / "ledger.db", threading.Event()
+    database = profile.paths.state / "ledger.db"
+    is_over = threading.Event()
 
     def write() -> None:
         with closing(sqlite3.connect(database, isolation_level=None, timeout=60)) as db:
             db.execute("PRAGMA journal_mode=WAL")
-            while not over.is_set():
+            while not is_over.is_set():
                 db.execute("BEGIN IMMEDIATE")
                 db.execute("INSERT INTO t VALUES (1)")
                 db.execute("INSERT INTO t VALUES (2)")
@@ -228,26 +241,26 @@ def test_a_database_is_copied_as_of_one_moment_while_it_is_written(profile: Prof
     try:
         while count(database) < 50:
             pass
-        made = make_backup(profile, kept, print)
+        backup = make_backup(profile, kept, print)
     finally:
-        over.set()
+        is_over.set()
         writer.join()
     copied = count(kept / "state" / "ledger.db")
     assert copied >= 50
-    assert copied % 2 == 1  # one from before, and pairs
-    assert made.entries[-1].path == "state/ledger.db"  # it knows every answer that the files hold
+    assert copied % 2 == 1, "one from before, and pairs"
+    # The ledger knows every answer that the files hold.
+    assert backup.entries[-1].path == "state/ledger.db"
 
 
 def test_it_comes_back_only_to_where_it_was_and_overwrites_no_site(
     profile: Profile, kept: Path, tmp_path: Path
 ):
     make_backup(profile, kept, print)
-    elsewhere = profile.paths.model_copy(update={"state": tmp_path / "other"})
-    other = profile.model_copy(update={"paths": elsewhere})
-    with pytest.raises(
-        ConfigError, match=rf"restore with `--set paths\.state={profile.paths.state}`"
-    ):
-        restore_backup(other, kept, print)
+    other_paths = profile.paths.model_copy(update={"state": tmp_path / "other"})
+    profile_elsewhere = profile.model_copy(update={"paths": other_paths})
+    hint = rf"restore with `--set paths\.state={profile.paths.state}`"
+    with pytest.raises(ConfigError, match=hint):
+        restore_backup(profile_elsewhere, kept, print)
     (profile.paths.state / "newer").write_text("newer")
     with pytest.raises(ConfigError, match="is not empty; --replace puts aside"):
         restore_backup(profile, kept, print)
@@ -257,7 +270,7 @@ def test_it_comes_back_only_to_where_it_was_and_overwrites_no_site(
     assert [path.read_text() for path in profile.paths.state.glob(".replaced-*/newer")] == ["newer"]
     assert "delete it when you don't need it" in said[-1]
     again = make_backup(profile, tmp_path / "again", print)
-    assert [each.reason for each in again.left_out].count("put aside by a restore") == 2
+    assert [path.reason for path in again.left_out].count("put aside by a restore") == 2
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -272,11 +285,12 @@ def test_what_begins_during_a_restore_is_seen(
     profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_backup(profile, kept, print)
-    begun, copy = FileLock(profile.paths.runs / "r1" / ".lock"), shutil.copy2
+    copy = shutil.copy2
+    run_lock = FileLock(profile.paths.runs / "r1" / ".lock")
 
     def begin(source: Path, target: Path) -> None:
-        if not begun.is_locked:
-            begun.acquire()
+        if not run_lock.is_locked:
+            run_lock.acquire()
             with (
                 pytest.raises(ConfigError, match="runs here already"),
                 only_one(profile.paths.state, print),
@@ -289,7 +303,7 @@ def test_what_begins_during_a_restore_is_seen(
     with pytest.raises(ConfigError, match=r"r1/\.lock: a process is running there"):
         restore_backup(profile, kept, print, replace=True)
     assert (profile.paths.state / "newer").exists()
-    begun.release()
+    run_lock.release()
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
@@ -306,24 +320,27 @@ def test_a_damaged_backup_touches_nothing(profile: Profile, kept: Path, damage: 
 def test_runs_below_the_state_folder_come_back_beside_what_lies_on_the_way(
     profile_of: ProfileOf, tmp_path: Path
 ):
-    site, kept, without = tmp_path / "site", tmp_path / "kept", tmp_path / "without"
+    site = tmp_path / "site"
+    with_runs = tmp_path / "with"
+    without_runs = tmp_path / "without"
     profile = profile_of(paths={"state": str(site), "runs": str(site / "data" / "runs")})
-    note, row = site / "data" / "note", profile.paths.runs / "r1" / "row"
+    note = site / "data" / "note"
+    row = profile.paths.runs / "r1" / "row"
     row.parent.mkdir(parents=True)
     note.write_text("kept")
     row.write_text("kept")
-    entries = make_backup(profile, without, print, runs=False).entries
+    entries = make_backup(profile, without_runs, print, runs=False).entries
     assert [entry.path for entry in entries] == ["state/backups.txt", "state/data/note"]
-    assert len(make_backup(profile, kept, print).entries) == 3, "with the list of backups"
+    assert len(make_backup(profile, with_runs, print).entries) == 3, "with the list of backups"
     with pytest.raises(ConfigError, match="is not empty"):
-        restore_backup(profile, kept, print)
+        restore_backup(profile, with_runs, print)
     note.write_text("newer")
     row.write_text("newer")
-    restore_backup(profile, without, print, replace=True)
+    restore_backup(profile, without_runs, print, replace=True)
     assert (note.read_text(), row.read_text()) == ("kept", "newer")
     assert [path.read_text() for path in site.glob(".replaced-*/data/note")] == ["newer"]
     shutil.rmtree(site)
-    restore_backup(profile, kept, print)
+    restore_backup(profile, with_runs, print)
     assert (note.read_text(), row.read_text()) == ("kept", "kept")
 
 
@@ -346,9 +363,8 @@ def test_a_backup_goes_neither_into_the_site_nor_over_something(
 
     with pytest.raises(ConfigError, match="not empty; name a new folder"):
         make_backup(profile, kept, other)
-    assert [each.name for each in kept.iterdir()] == ["theirs"], (
-        "of two at once the quicker one stays"
-    )
+    names = [path.name for path in kept.iterdir()]
+    assert names == ["theirs"], "of two at once the quicker one stays"
 
 
 def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(
@@ -357,11 +373,12 @@ def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(
     doomed = profile.paths.runs / "r0"
     doomed.mkdir()
     (doomed / "run.json").touch()
-    made = make_backup(profile, kept, lambda _: doomed.rename(doomed.with_name(".removing-r0")))
-    assert [each.reason for each in made.left_out].count("removed before it could be copied") == 1
+    backup = make_backup(profile, kept, lambda _: doomed.rename(doomed.with_name(".removing-r0")))
+    reasons = [path.reason for path in backup.left_out]
+    assert reasons.count("removed before it could be copied") == 1
     wipe(profile)
     restore_backup(profile, kept, print)
-    assert sorted(each.name for each in profile.paths.runs.iterdir()) == ["latest", "r1"]
+    assert sorted(path.name for path in profile.paths.runs.iterdir()) == ["latest", "r1"]
 
 
 def test_a_full_disk_or_damaged_database_makes_no_backup(
@@ -406,13 +423,14 @@ def test_each_disk_is_asked_for_what_comes_onto_it(
     linkable: bool,
     refusal: str | None,
 ):
-    run, said = profile.paths.runs / "r1", list[str]()
+    run = profile.paths.runs / "r1"
+    said = list[str]()
     (run / "model.bin").write_bytes(b"x" * 8_000_000)
     (run / "rows.bin").write_bytes(b"x" * 4_000_000)
     os.link(run / "rows.bin", profile.paths.state / "rows.bin")
-    made = make_backup(profile, kept, said.append)
+    backup = make_backup(profile, kept, said.append)
     assert "12.0 MB" in said[0]
-    assert {entry.path for entry in made.entries if entry.same_as} >= {"runs/r1/rows.bin"}
+    assert {entry.path for entry in backup.entries if entry.same_as} >= {"runs/r1/rows.bin"}
     wipe(profile)
     free_on(monkeypatch, {kept.parent / name: mb * 10**6 for name, mb in free.items()})
     if not linkable:
@@ -426,20 +444,21 @@ def test_each_disk_is_asked_for_what_comes_onto_it(
 
 def free_on(monkeypatch: pytest.MonkeyPatch, disks: dict[Path, int]) -> None:
     """A file system of its own for each of these folders, with so many bytes free."""
-    mounts, stat = sorted(disks, key=lambda mount: len(mount.parts)), Path.stat
+    mounts = sorted(disks, key=lambda mount: len(mount.parts))
+    real_stat = Path.stat
 
     def mount_of(path: Path) -> Path | None:
         return next((mount for mount in mounts if path.is_relative_to(mount)), None)
 
     def status(path: Path, **options: bool) -> os.stat_result:
-        found = stat(path, **options)
-        device = mounts.index(mount) + 1 if (mount := mount_of(path)) else found.st_dev
-        return os.stat_result(
-            [*found[:2], device, *found[3:10]], {"st_mtime_ns": found.st_mtime_ns}
-        )
+        real = real_stat(path, **options)
+        mount = mount_of(path)
+        device = mounts.index(mount) + 1 if mount else real.st_dev
+        return os.stat_result([*real[:2], device, *real[3:10]], {"st_mtime_ns": real.st_mtime_ns})
 
     def usage(path: Path) -> Any:
-        return SimpleNamespace(free=disks[mount] if (mount := mount_of(path)) else 10**12)
+        mount = mount_of(path)
+        return SimpleNamespace(free=disks[mount] if mount else 10**12)
 
     monkeypatch.setattr(Path, "stat", status)
     monkeypatch.setattr(shutil, "disk_usage", usage)

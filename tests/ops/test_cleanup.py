@@ -1,4 +1,4 @@
-"""What a clean-up removes and, above all, what it leaves."""
+"""A clean-up: what it removes and, above all, what it leaves."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from qinglan.data.versions import find_version, note_training, publish, versions
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
 from qinglan.ops.cleanup import clean_up
-from qinglan.ops.cleanup.records import CleanUp
+from qinglan.ops.cleanup.records import CleanUp, RetentionDecision
 from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json, write_jsonl
 from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
@@ -41,7 +41,9 @@ class Tree:
     """A profile's `paths.runs`."""
 
     def __init__(self, profile: Profile) -> None:
-        self.profile, self.root, self.made = profile, profile.paths.runs, 0
+        self.profile = profile
+        self.root = profile.paths.runs
+        self.made = 0
         self.root.mkdir(parents=True, exist_ok=True)
 
     def run(
@@ -70,7 +72,8 @@ class Tree:
         """A finished stage with one file, which keeps the run's age; with `by` it is that run's,
         reused here."""
         source = by or run
-        path, written = source / name / file, run.stat().st_mtime
+        path = source / name / file
+        written = run.stat().st_mtime
         if not path.exists():
             path.mkdir(parents=True)
             (path / "weights.bin").write_bytes(b"w" * 10_000)
@@ -87,7 +90,7 @@ class Tree:
 
 
 def age(folder: Path, days: float) -> None:
-    """As if nothing had been written there since."""
+    """Set the times of files as if nothing had been written there since."""
     then = (NOW - timedelta(days=days)).timestamp()
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (then, then), follow_symlinks=False)
@@ -117,7 +120,11 @@ def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention
 
 
 def why(cleaned: CleanUp, run: Path) -> str:
-    return next(kept.why for kept in cleaned.kept if kept.name == run.name)
+    return next(decision.why for decision in cleaned.kept if decision.name == run.name)
+
+
+def names_of(decisions: list[RetentionDecision]) -> list[str]:
+    return [decision.name for decision in decisions]
 
 
 def set_aside_folders(tree: Tree) -> list[str]:
@@ -125,29 +132,33 @@ def set_aside_folders(tree: Tree) -> list[str]:
 
 
 def test_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
-    old, young, only = tree.run(80, "refresh", "rl"), tree.run(59), tree.run(300, "compare")
+    old = tree.run(80, "refresh", "rl")
+    young = tree.run(59)
+    only = tree.run(300, "compare")
     (old / "rl" / "weights.bin").chmod(0o444)
     (old / "rl").chmod(0o555)
-    given_up, in_training = (
-        tree.run(20, "train", finished=False),
-        tree.run(20, "train", "rl", finished=False),
-    )
-    os.utime(in_training / "rl" / "weights.bin", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
-    empty, notes = tree.root / "20260101-000000-abcd", tree.root / "notes"  # not ours
+    given_up = tree.run(20, "train", finished=False)
+    in_training = tree.run(20, "train", "rl", finished=False)
+    yesterday = (NOW - timedelta(days=1)).timestamp()
+    os.utime(in_training / "rl" / "weights.bin", times=(yesterday, yesterday))
+    empty = tree.root / "20260101-000000-abcd"
+    # A folder that is not ours.
+    notes = tree.root / "notes"
     for folder in (empty, notes):
         folder.mkdir()
         (folder / ".lock").touch()
         age(folder, 20)
     cleaned = sweep(tree)
-    assert {each.name: each.why for each in cleaned.removed} == {
+    assert {decision.name: decision.why for decision in cleaned.removed} == {
         old.name: "finished 80 days ago",
         given_up.name: "was interrupted 20 days ago",
         empty.name: "never began, 20 days ago",
     }
-    assert (cleaned.counts, cleaned.freed_bytes > 0) == ({"run": 3}, True)
+    assert cleaned.counts == {"run": 3}
+    assert cleaned.freed_bytes > 0
     assert why(cleaned, only) == "is the newest compare"
-    left = {each for each in tree.root.iterdir() if each.is_dir()}
-    assert left == {young, only, in_training, notes}
+    folders = {path for path in tree.root.iterdir() if path.is_dir()}
+    assert folders == {young, only, in_training, notes}
 
 
 def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
@@ -160,13 +171,16 @@ def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
 def test_a_run_that_ends_while_the_registry_is_read_stays(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ):
-    ending, _ = tree.run(300), tree.run(1)
-    lock, read = FileLock(ending / ".lock"), cleanup.recorded_runs.registered_versions
+    ending = tree.run(300)
+    tree.run(1)
+    lock = FileLock(ending / ".lock")
+    read = cleanup.recorded_runs.registered_versions
 
     def ends(profile: Profile) -> Any:
-        found = read(profile)
-        lock.release()  # it registered its model a moment ago, which is not among these
-        return found
+        versions = read(profile)
+        # The run registered its model a moment ago, which is not among these.
+        lock.release()
+        return versions
 
     monkeypatch.setattr(cleanup.recorded_runs, "registered_versions", ends)
     with lock:
@@ -179,9 +193,10 @@ def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
     tree.stage(origin, "distill", "rows")
     tree.stage(between, "distill", "rows", by=origin)
     tree.stage(source, "select", "rows", by=between)
-    trained, newest = tree.run(1, "train", source=str(source)), tree.run(2)
+    trained = tree.run(1, "train", source=str(source))
+    newest = tree.run(2)
     cleaned = sweep(tree)
-    assert tree.names == {each.name for each in (origin, between, source, trained, newest)}
+    assert tree.names == {run.name for run in (origin, between, source, trained, newest)}
     assert not loner.exists()
     assert why(cleaned, source) == f"run {trained.name} uses it"
     assert why(cleaned, origin) == f"run {between.name} uses it"
@@ -189,22 +204,27 @@ def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
 
 def test_what_else_stays(tree: Tree, profile_of: ProfileOf):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"})
-    tracked, torn = tree.run(300, profile=elsewhere.model_dump(mode="json")), tree.run(300)
-    latest, used, unused, newest = tree.run(300), tree.run(300), tree.run(290), tree.run(1)
+    tracked = tree.run(300, profile=elsewhere.model_dump(mode="json"))
+    torn = tree.run(300)
+    latest = tree.run(300)
+    used_by_other = tree.run(300)
+    unused = tree.run(290)
+    newest = tree.run(1)
     (torn / "run.json").write_text("{")
     age(torn, 300)
     (tree.root / "latest").symlink_to(latest.name)
-    other = tree.run(400, profile_name="other")
-    tree.stage(other, "ingest", "rows", by=used)
+    of_other_profile = tree.run(400, profile_name="other")
+    tree.stage(of_other_profile, "ingest", "rows", by=used_by_other)
     cleaned = sweep(tree, **EVERYTHING)
-    assert {each.name: each.why.partition(",")[0] for each in cleaned.kept} == {
+    assert {decision.name: decision.why.partition(",")[0] for decision in cleaned.kept} == {
         tracked.name: "was tracked in another MLflow",
         torn.name: "run.json can't be read",
         latest.name: "is the latest",
-        used.name: f"run {other.name} uses it",
+        used_by_other.name: f"run {of_other_profile.name} uses it",
         newest.name: "is the newest refresh",
     }
-    assert unused.name not in tree.names and other.name in tree.names
+    assert unused.name not in tree.names
+    assert of_other_profile.name in tree.names
     assert find_run(tree.root, "latest") == latest.resolve()
 
 
@@ -212,9 +232,11 @@ def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
     outside = tmp_path / "large"
     outside.mkdir()
     (outside / "weights").write_bytes(b"w" * 50_000)
-    old, _ = tree.run(300), tree.run(1)
+    old = tree.run(300)
+    tree.run(1)
     (old / "rl").symlink_to(outside)
-    os.link(outside / "weights", old / "weights")  # which frees nothing either
+    # A hard link frees nothing either.
+    os.link(outside / "weights", old / "weights")
     (tree.root / "20200101-000000-aaaa").symlink_to(tree.run(299, "train"))
     age(old, 300)
     cleaned = sweep(tree)
@@ -225,18 +247,23 @@ def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
 
 
 def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
-    parts = [f"sft/checkpoints/checkpoint-{n}" for n in (10, 20)] + [
-        f"rl/checkpoints/global_step_{n}" for n in (5, 10)
+    parts = [
+        "sft/checkpoints/checkpoint-10",
+        "sft/checkpoints/checkpoint-20",
+        "rl/checkpoints/global_step_5",
+        "rl/checkpoints/global_step_10",
     ]
-    run, young = tree.run(8, "pipeline", *parts), tree.run(6, "pipeline", *parts)
-    unfinished = tree.run(10, "train", *parts, finished=False)  # it may go on from them
+    run = tree.run(8, "pipeline", *parts)
+    young = tree.run(6, "pipeline", *parts)
+    # It may go on from them.
+    unfinished = tree.run(10, "train", *parts, finished=False)
     (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
     age(run, 8)
     tree.stage(run, "sft", "checkpoints/checkpoint-20")
     tree.stage(run, "rl", "model")
     cleaned = sweep(tree)
-    left = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_dir()}
-    assert left == {
+    folders = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_dir()}
+    assert folders == {
         "rl",
         "rl/checkpoints",
         "rl/model",
@@ -245,43 +272,43 @@ def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
         "sft/checkpoints/checkpoint-20",
     }
     assert not (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
-    assert all((each / part).exists() for each in (young, unfinished) for part in parts)
+    for part in parts:
+        assert (young / part).exists(), part
+        assert (unfinished / part).exists(), part
     assert cleaned.counts == {"checkpoint": 3}
     assert cleaned.freed_bytes >= 30_000
 
 
 def test_superseded_stages_go_unless_a_run_names_them(tree: Tree):
-    run, user = (
-        tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False),
-        tree.run(1),
-    )
+    run = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
+    user = tree.run(1)
     tree.stage(user, "sft", "x")
-    named = {"layout of another version": f"/mnt/elsewhere/{run.name}/sft.superseded-2/merged"}
-    (user / "sft" / "manifest.json").write_text(json.dumps(named))
+    path = f"/mnt/elsewhere/{run.name}/sft.superseded-2/merged"
+    manifest = {"layout of another version": path}
+    (user / "sft" / "manifest.json").write_text(json.dumps(manifest))
     assert sweep(tree).counts == {"superseded stage": 1}
     assert not (run / "sft.superseded-1").exists()
     assert (run / "sft.superseded-2").exists()
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree, state: Path):
-    tree.run(80), tree.run(1)
+    tree.run(80)
+    tree.run(1)
     (state / "logs").mkdir()
     (state / "logs" / "worker.log").write_text("x")
     age(state, 31)
     before = {path for path in tree.root.rglob("*") if path.name != ".lock"}
     planned = sweep(tree, dry_run=True)
-    assert {p for p in tree.root.rglob("*") if p.name != ".lock"} == before | {
-        tree.root / ".removal.lock"
-    }
+    after = {path for path in tree.root.rglob("*") if path.name != ".lock"}
+    assert after == before | {tree.root / ".removal.lock"}
     assert planned.sentence.startswith("test: would remove 1 run, 1 log; ")
-    done = sweep(tree)
-    assert [each.name for each in done.removed] == [each.name for each in planned.removed]
+    assert names_of(sweep(tree).removed) == names_of(planned.removed)
 
 
 def test_what_cannot_be_deleted_is_said_and_deleted_next_time(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ):
-    old, other, new = (tree.run(days) for days in (80, 70, 1))
+    oldest, old, new = (tree.run(days) for days in (80, 70, 1))
     run = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
 
     def refuse(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -294,45 +321,45 @@ def test_what_cannot_be_deleted_is_said_and_deleted_next_time(
 
     with monkeypatch.context() as denied:
         denied.setattr(Path, "rename", refuse(Path.rename, "sft.superseded-1"))
-        denied.setattr(shutil, "rmtree", refuse(shutil.rmtree, f".removing-{old.name}"))
+        denied.setattr(shutil, "rmtree", refuse(shutil.rmtree, f".removing-{oldest.name}"))
         cleaned = sweep(tree, unfinished_days=None)
-    assert [each.name for each in cleaned.removed] == [
-        other.name,
+    assert names_of(cleaned.removed) == [
         old.name,
+        oldest.name,
         f"{run.name}/sft.superseded-2",
     ]
     assert len(cleaned.notes) == 2
-    assert set_aside_folders(tree) == [f".removing-{old.name}"]
-    assert [each.name for each in runs_of(tree.root, "test")] == [new.name, run.name]
+    assert set_aside_folders(tree) == [f".removing-{oldest.name}"]
+    assert [directory.name for directory in runs_of(tree.root, "test")] == [new.name, run.name]
     with pytest.raises(ConfigError, match="not found"):
-        find_run(tree.root, old.name)
+        find_run(tree.root, oldest.name)
     sweep(tree, unfinished_days=None)
     assert not set_aside_folders(tree)
     assert not (run / "sft.superseded-1").exists()
 
 
 @pytest.mark.parametrize(
-    "other", ["a run that searches for a stage to reuse", "another clean-up that deletes"]
+    "holder", ["a run that searches for a stage to reuse", "another clean-up that deletes"]
 )
-def test_a_clean_up_waits_for_others(tree: Tree, other: str):
-    old, _ = tree.run(80), tree.run(1)
+def test_a_clean_up_waits_for_others(tree: Tree, holder: str):
+    old = tree.run(80)
+    tree.run(1)
     sweeping = threading.Thread(target=lambda: sweep(tree))
-    with removal_lock(tree.root) if "run" in other else FileLock(tree.root / ".deletion.lock"):
+    with removal_lock(tree.root) if "run" in holder else FileLock(tree.root / ".deletion.lock"):
         sweeping.start()
         sweeping.join(0.3)
         assert sweeping.is_alive()
         assert old.exists() or set_aside_folders(tree)
     sweeping.join(60)
-    assert not old.exists() and not set_aside_folders(tree)
+    assert not old.exists()
+    assert not set_aside_folders(tree)
 
 
 def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ):
-    old, busy = (
-        tree.run(80),
-        tree.run(300, "train", "rl", "sft", "sft.superseded-1", finished=False),
-    )
+    old = tree.run(80)
+    busy = tree.run(300, "train", "rl", "sft", "sft.superseded-1", finished=False)
     tree.run(1)
     for name in ("run.json.partial", "rl/started.json.partial"):
         (busy / name).write_text("{}")
@@ -343,8 +370,9 @@ def test_a_running_run_stays_and_what_it_removes_meanwhile_stops_nothing(
     with FileLock(busy / ".lock"):
         cleaned = sweep(tree, **EVERYTHING)
     assert (busy / "sft.superseded-1").is_dir()
-    assert (why(cleaned, busy), cleaned.notes) == ("is running", [])
-    assert [each.name for each in cleaned.removed] == [old.name]
+    assert why(cleaned, busy) == "is running"
+    assert cleaned.notes == []
+    assert names_of(cleaned.removed) == [old.name]
 
 
 # Logs
@@ -355,19 +383,15 @@ def test_logs_go_once_nobody_writes_to_them(
 ):
     logs = state / "logs"
     (logs / "serving").mkdir(parents=True)
-    for name in (
-        "worker.log",
-        "prefect_server.log.1",
-        "serving/router.log",
-        "notes.txt",
-        "vanishes.log",
-    ):
+    old_logs = ("worker.log", "prefect_server.log.1", "serving/router.log", "vanishes.log")
+    for name in (*old_logs, "notes.txt"):
         (logs / name).write_text("x")
     age(logs, 31)
     (logs / "mlflow_server.log").write_text("x")
     vanish(monkeypatch, logs / "vanishes.log")
     cleaned = sweep(tree)
-    assert (cleaned.counts, cleaned.notes) == ({"log": 3}, [])
+    assert cleaned.counts == {"log": 3}
+    assert cleaned.notes == []
     assert sorted(path.name for path in logs.iterdir()) == [
         "mlflow_server.log",
         "notes.txt",
@@ -378,17 +402,13 @@ def test_logs_go_once_nobody_writes_to_them(
 def test_the_log_of_a_running_process_stays_however_quiet_it_is(tree: Tree, state: Path):
     with Processes(state / "logs", print) as running:
         for name in ("quiet", "over"):
-            running.start(
-                name,
-                Command(
-                    [sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]
-                ),
-            )
+            code = f"import time; {name == 'quiet'} and time.sleep(60)"
+            running.start(name, Command([sys.executable, "-c", code]))
         while running["over"].status() is None:
             time.sleep(0.01)
         age(state / "logs", 31)
-        assert [each.name for each in sweep(tree).removed] == ["over.log"]
-    assert [each.name for each in sweep(tree).removed] == ["quiet.log"]
+        assert names_of(sweep(tree).removed) == ["over.log"]
+    assert names_of(sweep(tree).removed) == ["quiet.log"]
 
 
 # With a registry
@@ -402,7 +422,9 @@ def models(profile: Profile) -> Models:
 def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(
     tree: Tree, models: Models
 ):
-    data, trained, other = tree.run(300), tree.run(290, "train"), tree.run(280, "train")
+    data = tree.run(300)
+    trained = tree.run(290, "train")
+    unregistered = tree.run(280, "train")
     tree.stage(data, "dataset", "rows")
     tree.stage(trained, "dataset", "rows", by=data)
     tree.stage(trained, "rl", "model")
@@ -412,7 +434,7 @@ def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(
     cleaned = sweep(tree, **EVERYTHING)
     assert {data.name, trained.name} <= tree.names
     assert (trained / "rl" / "model" / "weights.bin").exists()
-    assert other.name not in tree.names
+    assert unregistered.name not in tree.names
     assert why(cleaned, trained) == "version 1 of qinglan.default.query_rewrite was made of it"
     assert why(cleaned, data) == f"run {trained.name} uses it"
 
@@ -420,14 +442,19 @@ def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(
 def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(
     tree: Tree, models: Models
 ):
-    client, tracker = models.client, models.tracker
+    client = models.client
+    tracker = models.tracker
     tracking = tree.profile.tracking.model_copy(update={"experiment": models.name})
     tree.profile = tree.profile.model_copy(update={"tracking": tracking})
-    (sample := CallSample(1)).add("k", "rag", "RETRIEVER", {"query": "q"})
-    gone, registered, stays = "20250101-000000-0001", "20250101-000000-0003", tree.run(1)
+    sample = CallSample(1)
+    sample.add("k", "rag", "RETRIEVER", {"query": "q"})
+    gone = "20250101-000000-0001"
+    of_other_profile = "20250101-000000-0002"
+    registered = "20250101-000000-0003"
+    stays = tree.run(1)
     ids: dict[str, str] = {}
-    for name in (gone, registered, stays.name, "20250101-000000-0002"):
-        profile = "other" if name.endswith("2") else "test"
+    for name in (gone, registered, stays.name, of_other_profile):
+        profile = "other" if name == of_other_profile else "test"
         tags = {"profile": profile, "qinglan.run_id": name, "run.directory": str(tree.root / name)}
         ids[name] = tracker.start_run(name, tags)
         ids[f"{name} sft"] = tracker.start_run(
@@ -441,12 +468,12 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(
     client.delete_run(foreign)
     models.registry.register(models.candidate(mlflow_run_id=ids[f"{registered} sft"]))
     cleaned = sweep(tree, now=NOW.replace(year=2030), **EVERYTHING)
-    assert sorted(each.name for each in cleaned.removed) == [gone, f"{gone} sft"]
+    assert sorted(names_of(cleaned.removed)) == [gone, f"{gone} sft"]
     assert cleaned.freed_bytes >= 9000
-    assert {kept.why for kept in cleaned.kept if kept.name == registered} == {
-        "a registered version was made of it"
-    }
-    assert len(client.search_traces(locations=[client.get_run(foreign).info.experiment_id])) == 3
+    reasons = {decision.why for decision in cleaned.kept if decision.name == registered}
+    assert reasons == {"a registered version was made of it"}
+    experiment_id = client.get_run(foreign).info.experiment_id
+    assert len(client.search_traces(locations=[experiment_id])) == 3
     for name, run_id in ids.items():
         if name.startswith(gone):
             with pytest.raises(MlflowException, match="not found"):
@@ -458,7 +485,8 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(
 def test_where_the_registry_cannot_be_read_nothing_goes_but_what_was_set_aside(
     tree: Tree, state: Path
 ):
-    old, _ = tree.run(300), tree.run(1)
+    old = tree.run(300)
+    tree.run(1)
     (state / "mlflow.db").write_text("this is no database")
     (tree.root / ".removing-20250101-000000-0001").mkdir()
     cleaned = sweep(tree, **EVERYTHING)
@@ -474,15 +502,15 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"}).model_dump(mode="json")
     tree.run(290, profile=elsewhere, mlflow_run_id="a")
     tree.run(280, profile_name="other", mlflow_run_id="b")
-    old, _ = tree.run(270), tree.run(2)
-    assert [each.name for each in sweep(tree, dry_run=True).removed] == [old.name]
+    old = tree.run(270)
+    tree.run(2)
+    assert names_of(sweep(tree, dry_run=True).removed) == [old.name]
     tracked = tree.run(1, mlflow_run_id="c")
     cleaned = sweep(tree, **EVERYTHING)
     assert old.exists()
     assert not cleaned.removed
-    assert (
-        f"mlflow.db is not there, though run {tracked.name} was tracked in it" in cleaned.notes[0]
-    )
+    problem = f"mlflow.db is not there, though run {tracked.name} was tracked in it"
+    assert problem in cleaned.notes[0]
 
 
 # Datasets
@@ -490,27 +518,22 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(
 
 def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     def dataset(text: str) -> dict[str, Artifact]:
-        return {
-            "rows": write_jsonl(
-                tmp_path / text / "rows.jsonl", [row(text, answer=text, split="train")]
-            )
-        }
+        rows = [row(text, answer=text, split="train")]
+        return {"rows": write_jsonl(tmp_path / text / "rows.jsonl", rows)}
 
     ids = [publish(tree.profile, "r", dataset(text)).id for text in "abcdefgh"]
     note_training(tree.profile, ids[1], "t")
     user = tree.run(1, "refresh", "publish")
-    (user / "publish" / "manifest.json").write_text(
-        json.dumps({"path": f"/state/datasets/x/{ids[4]}/version.json"})
-    )
+    manifest = {"path": f"/state/datasets/x/{ids[4]}/version.json"}
+    (user / "publish" / "manifest.json").write_text(json.dumps(manifest))
     policy = EVERYTHING | {"dataset_days": 30}
     assert not sweep(tree, now=datetime.now(UTC), **policy).removed
     cleaned = sweep(tree, now=datetime.now(UTC) + timedelta(days=31), **policy)
     assert cleaned.counts == {"dataset version": 2}
     assert cleaned.freed_bytes > 0
     # The newest, the trained one and the one in use stay, and what these came of.
-    assert [version.id for version in versions_of(tree.profile)] == [
-        ids[n] for n in (7, 6, 4, 3, 1, 0)
-    ]
+    kept_ids = [version.id for version in versions_of(tree.profile)]
+    assert kept_ids == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
     assert not list(tree.profile.paths.state.glob("datasets/*/.removing-*"))
     assert find_version(tree.profile, "latest").id == ids[7]
     publish(tree.profile, "r", dataset("i"))
@@ -522,6 +545,5 @@ def test_a_name_in_the_markdown_is_no_markup(profile: Profile):
     clean.note_kept("run", "20260101-000000-abcd", "is the newest refresh")
     text = clean.markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
-    assert (
-        "| run | 20260101-000000-abcd | is the newest refresh |  |" in text and r"\[a\](b)" in text
-    )
+    assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text
+    assert r"\[a\](b)" in text

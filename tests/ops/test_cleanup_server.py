@@ -20,8 +20,9 @@ from qinglan.runs.processes import free_port
 
 pytestmark = [
     pytest.mark.slow,
+    # MLflow's use of SQLAlchemy.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]  # MLflow's use of SQLAlchemy
+]
 LATER = datetime.now(UTC) + timedelta(days=40)
 
 
@@ -52,24 +53,25 @@ def names(api: RetryingClient) -> set[str]:
     return {run["id"] for run in post(api, "flow_runs/filter", limit=200)}
 
 
+def runs_of(api: RetryingClient, deployment: str) -> list[str]:
+    query = {"deployment_id": {"any_": [deployment]}}
+    return [run["id"] for run in post(api, "flow_runs/filter", flow_runs=query)]
+
+
 def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(
     api: RetryingClient, tmp_path: Path
 ):
     profile = Site(tmp_path).profile
-    flow, theirs = (post(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
+    flow = post(api, "flows/", name="refresh")["id"]
+    foreign_flow = post(api, "flows/", name="their-flow")["id"]
     schedules = [{"schedule": {"cron": "0 2 * * *", "timezone": "UTC"}, "active": True}]
-    known = {"flow_id": flow, "parameters": {"profile": "embedded"}, "schedules": schedules}
-    nightly = post(api, "deployments/", name="nightly", tags=["qinglan"], **known)["id"]
-    foreign = post(api, "deployments/", name="other-team", tags=["other"], **known)["id"]
+    body = {"flow_id": flow, "parameters": {"profile": "embedded"}, "schedules": schedules}
+    nightly = post(api, "deployments/", name="nightly", tags=["qinglan"], **body)["id"]
+    foreign = post(api, "deployments/", name="other-team", tags=["other"], **body)["id"]
     for deployment in (nightly, foreign):
         post(api, f"deployments/{deployment}/schedule", max_runs=3)
-    scheduled, by_others = (
-        [
-            run["id"]
-            for run in post(api, "flow_runs/filter", flow_runs={"deployment_id": {"any_": [each]}})
-        ]
-        for each in (nightly, foreign)
-    )
+    scheduled = runs_of(api, nightly)
+    by_others = runs_of(api, foreign)
 
     def run_of(flow_id: str, **parameters: Any) -> str:
         return str(
@@ -79,17 +81,18 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(
         )
 
     by_hand = run_of(flow, profile="embedded")
-    not_ours = [run_of(flow, profile="medical"), run_of(theirs)]
-    not_ours.append(run_of(flow))  # of another project that has a flow of this name
+    not_ours = [run_of(flow, profile="medical"), run_of(foreign_flow)]
+    # A run of another project that has a flow of this name.
+    not_ours.append(run_of(flow))
     from_ui = post(
         api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]}
     )["id"]
     by_path = run_of(flow, profile=str(tmp_path / "embedded.yaml"))
-    at_work, failed = run_of(flow, profile="embedded"), run_of(flow, profile="embedded")
-    old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {
-        ended(api, failed, "FAILED")
-    }
-    foreign_old = {ended(api, each) for each in (*not_ours, by_others[0])}
+    at_work = run_of(flow, profile="embedded")
+    failed = run_of(flow, profile="embedded")
+    old = {ended(api, run) for run in (scheduled[0], by_hand, from_ui, by_path)}
+    old.add(ended(api, failed, "FAILED"))
+    foreign_old = {ended(api, run) for run in (*not_ours, by_others[0])}
     for number in range(3):
         post(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)
     post(api, "artifacts/", key="run", type="markdown", data="at work", flow_run_id=at_work)
@@ -103,12 +106,12 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(
     cleaned = swept(profile, flow_run_days=30)
     assert cleaned.counts == {"flow run": len(old)}
     assert names(api) == everything - old
-    assert scheduled[1] in names(api)  # of the nights to come
-    left = [artifact["data"] for artifact in post(api, "artifacts/filter", limit=200)]
-    assert left == ["at work"]
-    assert [each["data"] for each in post(api, "artifacts/latest/filter", limit=200)] == ["at work"]
-    mine = {"flow_run_id": {"any_": [by_hand]}}
-    wait_until("its logs to go", lambda: not post(api, "logs/filter", logs=mine))
+    assert scheduled[1] in names(api), "a run of the nights to come"
+    for route in ("artifacts/filter", "artifacts/latest/filter"):
+        artifacts = post(api, route, limit=200)
+        assert [artifact["data"] for artifact in artifacts] == ["at work"], route
+    logs = {"flow_run_id": {"any_": [by_hand]}}
+    wait_until("its logs to go", lambda: not post(api, "logs/filter", logs=logs))
 
 
 def test_a_prefect_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Which flow runs are marked as crashed, and which crashed ones go on."""
+"""Flow runs that are marked as crashed, and crashed ones that go on."""
 
 import os
 import subprocess
@@ -37,18 +37,19 @@ class Events:
     any."""
 
     def __init__(self, server_was_there: bool, status: str) -> None:
-        self._was_there, self._status, self.marked = server_was_there, status, list[str]()
+        self._was_there = server_was_there
+        self._status = status
+        self.marked = list[str]()
         self.api = api_of(self._answer)
 
     def _answer(self, _: str, path: str, body: Any) -> Any:
         if path == "flow_runs/filter":
             assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
-            wanted = {
+            assert body["flow_runs"]["state"] == {
                 "operator": "or_",
                 "type": {"any_": ["RUNNING"]},
                 "name": {"any_": ["Paused"]},
             }
-            assert body["flow_runs"]["state"] == wanted
             FlowRunFilter.model_validate(body["flow_runs"])
             names = {"f1": "train night", "f2": "train day", "f3": "train behind a proxy"}
             began = {"start_time": "2026-11-21T22:00:00+00:00"}
@@ -92,7 +93,8 @@ class Crashes:
     def __init__(
         self, profile: Profile, enabled: bool = True, status: str = "ACCEPT", state: str = "crashed"
     ) -> None:
-        self._status, self._state = status, state
+        self._status = status
+        self._state = state
         (again,) = [spec for spec in site_automations(profile) if spec["name"] == GOES_ON] or [None]
         self._automations = [again | {"enabled": enabled}] if again else []
         self.marked = list[tuple[str, str, bool]]()
@@ -147,16 +149,16 @@ def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_
             marked[path.split("/")[-2]] = body["state"]["type"]
             return {}
         assert body["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
-        asked = FlowRunFilter.model_validate(body["flow_runs"]).as_sql_filter()
-        query = str(asked.compile(compile_kwargs={"literal_binds": True}))
+        condition = FlowRunFilter.model_validate(body["flow_runs"]).as_sql_filter()
+        query = str(condition.compile(compile_kwargs={"literal_binds": True}))
         assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in query
-        assert (
-            "flow_run.state_name IN ('Paused')" in query
-        )  # as a run that waits for a person's approval
+        # A run that waits for a person's approval is paused.
+        assert "flow_run.state_name IN ('Paused')" in query
         return runs
 
     argv = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
-    env, pipe = os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"}, subprocess.PIPE
+    env = os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"}
+    pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env) as busy:
         busy.stdout.readline()
         interrupted = crash_interrupted(api_of(answer), ["qinglan-trainer"])
@@ -170,11 +172,12 @@ def test_interrupted_runs_crash_or_are_cancelled_and_one_that_a_process_runs_is_
 def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
     ray: FakeRay, profile_of: ProfileOf, tmp_path: Path
 ):
-    profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
-    named = {"id": "f1", "name": "train night"}
+    profile = profile_of(trainer={"ray_dashboard_url": ray.url})
+    said = list[str]()
+    flow_run = {"id": "f1", "name": "train night"}
     overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]
     elsewhere = [*overrides, f"paths.runs={tmp_path / 'elsewhere'}"]
-    cancelled = named | {
+    cancelled = flow_run | {
         "parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}
     }
 
@@ -183,19 +186,21 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
             note(run, flow_run_id=flow_run_id)
         return f"qinglan-{run.id}-rl-verl-abcdefgh-1"
 
-    job_of(profile_of(), "f1")  # on this machine
-    mine, others = job_of(profile, "f1"), job_of(profile.model_copy(update={"name": "day"}), "f2")
-    ray.jobs = {job: {"submission_id": job, "status": "RUNNING"} for job in (mine, others)}
+    # A run of this machine, without a cluster.
+    job_of(profile_of(), "f1")
+    own_job = job_of(profile, "f1")
+    other_job = job_of(profile.model_copy(update={"name": "day"}), "f2")
+    ray.jobs = {job: {"submission_id": job, "status": "RUNNING"} for job in (own_job, other_job)}
     stop_cancelled(cancelled, said.append)
-    assert ray.stopped() == [mine]
-    assert said == [f"train night was cancelled: stopped Ray job {mine}"]
+    assert ray.stopped() == [own_job]
+    assert said == [f"train night was cancelled: stopped Ray job {own_job}"]
     ray.is_down = True
     stop_cancelled(cancelled, said.append)
     assert "its Ray jobs may still be running: " in said[-1]
-    stop_cancelled(named | {"parameters": {"overrides": elsewhere}}, said.append)
+    stop_cancelled(flow_run | {"parameters": {"overrides": elsewhere}}, said.append)
     assert f"it has no run under {tmp_path / 'elsewhere'}, so no Ray job was stopped" in said[-1]
-    stop_cancelled(named | {"parameters": {}}, said.append)
-    assert len(said) == 3  # a profile without a cluster has no job to stop
+    stop_cancelled(flow_run | {"parameters": {}}, said.append)
+    assert len(said) == 3, "a profile without a cluster has no job to stop"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from qinglan.ops.prefect.deployments import read_deployments, with_server_switch
 from qinglan.ops.up.site import WORK_POOLS
 
 ROOT = Path(__file__).parents[2]
-NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
+NIGHTLY = "refresh/refresh/nightly"
+OFTEN = "refresh/refresh/often"
 PREFECT: dict[str, Any] = yaml.safe_load((ROOT / PREFECT_FILE).read_text(encoding="utf-8"))
 DEPLOYMENTS: list[dict[str, Any]] = PREFECT["deployments"]
 
@@ -52,11 +53,12 @@ def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any
 
 
 def test_nothing_that_costs_money_or_removes_files_runs_by_itself():
-    assert not any(schedule["active"] for d in DEPLOYMENTS for schedule in d.get("schedules", []))
-    clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "qinglan.flows.clean_up.clean_up"]
-    assert not any(
-        "dry_run" in d["parameters"] for d in clean_ups
-    )  # the flow's default only says what would go
+    for deployment in DEPLOYMENTS:
+        for schedule in deployment.get("schedules", []):
+            assert not schedule["active"], deployment["name"]
+        if deployment["entrypoint"] == "qinglan.flows.clean_up.clean_up":
+            # The flow's default only says what would go.
+            assert "dry_run" not in deployment["parameters"], deployment["name"]
 
 
 def test_the_packages_own_deployments_are_used_outside_of_a_checkout(
@@ -71,20 +73,19 @@ class Server:
     it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.deployments, self.variables = (
-            folder,
-            dict[str, dict[str, Any]](),
-            dict[str, Any](),
-        )
-        self.said, self.writes = list[str](), list[str]()
+        self.folder = folder
+        self.deployments = dict[str, dict[str, Any]]()
+        self.variables = dict[str, Any]()
+        self.said = list[str]()
+        self.writes = list[str]()
         self.api = api_of(self._answer)
 
     def deploy(self, **file: Any) -> list[str]:
-        """By what the file says of its two schedules; what was said of them."""
+        """Deploy what the file says of its two schedules; the lines that were said of them."""
         self.said.clear()
         with with_server_switches(self.api, self.written(**file), self.said.append) as switched:
-            for each in yaml.safe_load(switched.read_text())["deployments"]:
-                self._set(each)
+            for deployment in yaml.safe_load(switched.read_text())["deployments"]:
+                self._set(deployment)
         assert not switched.exists()
         return self.said
 
@@ -98,10 +99,10 @@ class Server:
         ours |= {"schedules": schedules}
         # The tenants' share the list of schedules, as aliases in YAML do.
         further = [ours | {"name": f"refresh-{n}"} for n in range(tenants)]
-        other = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}
+        foreign = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}
         file = self.folder / "prefect.yaml"
         file.write_text(
-            yaml.safe_dump({"name": "qinglan", "deployments": [ours, *further, other]}),
+            yaml.safe_dump({"name": "qinglan", "deployments": [ours, *further, foreign]}),
             encoding="utf-8",
         )
         return file
@@ -126,11 +127,8 @@ class Server:
 
     def _answer(self, method: str, path: str, body: Any) -> Any:
         if path == "deployments/filter":
-            others = [
-                {"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True}
-                for _ in range(250)
-            ]
-            return [*others, *self.deployments.values()]
+            foreign = {"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True}
+            return [*[foreign] * 250, *self.deployments.values()]
         name = path.removeprefix("variables").removeprefix("/name/") or body["name"]
         if method != "POST" and name not in self.variables:
             return 404
@@ -152,7 +150,8 @@ def test_what_the_server_does_not_have_is_as_the_file_says(server: Server):
     assert server.active() == {"nightly": False, "often": True}
     assert server.deploy(nightly=False, often=True, new=True) == []
     assert server.active() == {"nightly": False, "often": True, "new": True}
-    template = {"nightly": "{{ $NIGHTLY }}", "often": True, "new": True}  # Prefect fills it in
+    # Prefect fills it in.
+    template = {"nightly": "{{ $NIGHTLY }}", "often": True, "new": True}
     assert server.deploy(**template) == []
     assert server.active() == template
 
@@ -185,9 +184,11 @@ def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arriv
 ):
     server.deploy(nightly=False, often=True)
     server.switch(nightly=True, often=False)
-    if noted:  # by something else
+    if noted:
+        # Something else has set the variable.
         server.variables = dict.fromkeys(server.variables, noted)
-    else:  # deployed by Prefect's own command, or by an older version
+    else:
+        # Prefect's own command has deployed it, or an older version.
         server.variables.clear()
     assert server.deploy(nightly=False, often=True, cron="30 3 * * *") == [
         f"schedule {NIGHTLY} stays on, as it is on the server; prefect.yaml has it off",
@@ -195,16 +196,17 @@ def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arriv
     ]
     assert server.active() == {"nightly": True, "often": False}
     assert {schedule["cron"] for schedule in server.schedules().values()} == {"30 3 * * *"}
-    assert (
-        server.deploy(nightly=False, often=True)[0]
-        == f"schedule {NIGHTLY} stays on, as it was switched by hand"
-    )
+    said = server.deploy(nightly=False, often=True)
+    assert said[0] == f"schedule {NIGHTLY} stays on, as it was switched by hand"
 
 
 def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Server):
-    server.api = api_of(
-        lambda method, path, _: [] if "filter" in path else 409 if method == "POST" else 404
-    )
+    def answer(method: str, path: str, _: Any) -> Any:
+        if "filter" in path:
+            return []
+        return 409 if method == "POST" else 404
+
+    server.api = api_of(answer)
     assert server.deploy(nightly=True) == []
 
 
@@ -213,14 +215,17 @@ def test_a_pause_and_a_switch_are_of_one_deployment_alone(server: Server):
     server.deployments["refresh"]["paused"] = True
     server.switch(nightly=True)
     server.deploy(tenants=1, nightly=False)
-    assert [each["paused"] for each in server.deployments.values()] == [True, False, False]
+    paused = [deployment["paused"] for deployment in server.deployments.values()]
+    assert paused == [True, False, False]
     assert [server.active(name)["nightly"] for name in server.deployments] == [True, False, False]
 
 
 def test_another_folders_deployments_stay_noted(server: Server):
     server.deploy(tenants=1, nightly=True)
-    left = "schedule refresh/refresh-0/nightly stays on; it is not in this prefect.yaml: switch it off by hand"
-    assert server.deploy(nightly=True) == [left]
+    assert server.deploy(nightly=True) == [
+        "schedule refresh/refresh-0/nightly stays on; "
+        "it is not in this prefect.yaml: switch it off by hand"
+    ]
     server.schedules("refresh-0")["nightly"]["active"] = False
     server.deploy(tenants=1, nightly=True)
     assert server.said == [
@@ -233,19 +238,18 @@ def test_a_schedule_made_on_the_page_is_reported_before_prefect_removes_it(serve
     server.deployments["refresh"]["schedules"].append(
         {"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}}
     )
-    removed = "schedule refresh/refresh (1 1 * * *) is removed: it has no slug, and prefect.yaml has others there"
-    assert server.deploy(nightly=False) == [removed]
+    assert server.deploy(nightly=False) == [
+        "schedule refresh/refresh (1 1 * * *) is removed: "
+        "it has no slug, and prefect.yaml has others there"
+    ]
 
 
 def test_more_than_can_be_noted_is_said_and_the_servers_switches_stay(server: Server):
-    assert server.deploy(tenants=200, nightly=True)[0].startswith(
-        "prefect.yaml has 201 schedules on, too many to note"
-    )
+    said = server.deploy(tenants=200, nightly=True)
+    assert said[0].startswith("prefect.yaml has 201 schedules on, too many to note")
     server.switch(nightly=False)
-    assert (
-        f"schedule {NIGHTLY} stays off, as it is on the server"
-        in server.deploy(tenants=200, nightly=True)[0]
-    )
+    said = server.deploy(tenants=200, nightly=True)
+    assert f"schedule {NIGHTLY} stays off, as it is on the server" in said[0]
 
 
 OURS = "name: refresh, entrypoint: qinglan.flows.refresh.refresh"

@@ -27,7 +27,8 @@ class Server:
     """A Prefect server with everything deployed; its flows run without a worker."""
 
     def __init__(self, folder: Path, site: Site, api: RetryingClient) -> None:
-        self.folder, self.api = folder, api
+        self.folder = folder
+        self.api = api
         self.env = own_environment(**site.prefect_env)
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -43,17 +44,18 @@ class Server:
         )
 
     def deployments(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in post(self.api, "deployments/filter")}
+        deployments = post(self.api, "deployments/filter")
+        return {deployment["name"]: deployment for deployment in deployments}
 
     def deploy(self, state: str) -> list[str]:
-        """By `qinglan deploy` with this state folder; the lines about schedules."""
-        done = self.run("qinglan.cli", "deploy", "--set", f"paths.state={self.folder / state}")
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [line for line in done.stdout.splitlines() if line.startswith("schedule ")]
+        """Run `qinglan deploy` with this state folder; the lines about schedules."""
+        process = self.run("qinglan.cli", "deploy", "--set", f"paths.state={self.folder / state}")
+        assert process.returncode == 0, process.stdout + process.stderr
+        return [line for line in process.stdout.splitlines() if line.startswith("schedule ")]
 
     def switch(self, deployment: str, active: bool) -> None:
-        found = self.deployments()[deployment]
-        url = f"deployments/{found['id']}/schedules/{found['schedules'][0]['id']}"
+        entry = self.deployments()[deployment]
+        url = f"deployments/{entry['id']}/schedules/{entry['schedules'][0]['id']}"
         call(self.api, "PATCH", url, {"active": active})
 
     def is_on(self, deployment: str) -> bool:
@@ -61,7 +63,7 @@ class Server:
         return bool(schedule["active"])
 
     def state_of(self, flow: str, **parameters: Any) -> dict[str, Any]:
-        """Of a flow that is run to its end as a worker does it."""
+        """The last state of a flow that is run to its end as a worker does it."""
         path = f"deployments/{self.deployments()[flow]['id']}/create_flow_run"
         run_id = post(self.api, path, parameters=parameters)["id"]
         self.run("prefect", "flow-run", "execute", run_id)
@@ -89,8 +91,8 @@ def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_o
     server.switch("refresh", active=True)
     train = server.deployments()["train"]
     post(server.api, f"deployments/{train['id']}/pause_deployment")
-    kept = "schedule refresh/refresh/nightly stays on, as it "
-    assert server.deploy("one") == [f"{kept}is on the server; prefect.yaml has it off"]
+    stays_on = "schedule refresh/refresh/nightly stays on, as it "
+    assert server.deploy("one") == [f"{stays_on}is on the server; prefect.yaml has it off"]
     argv = [
         sys.executable,
         "-m",
@@ -106,7 +108,7 @@ def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_o
         deploying.kill()
     assert server.is_on("refresh")
     assert server.deployments()["train"]["paused"]
-    assert server.deploy("another") == [f"{kept}was switched by hand"]
+    assert server.deploy("another") == [f"{stays_on}was switched by hand"]
     server.switch("refresh", active=False)
     assert server.deploy("one") == []
     assert not server.is_on("refresh")

@@ -14,11 +14,10 @@ from fake_service import SIMULATED, completion, recall
 from fixture_types import ProfileOf, Qinglan, Serve
 
 from qinglan.config import FlowName, Profile, Trainer
-from qinglan.ops import preflight
 from qinglan.ops.checks import HINTS, TIME_LIMITS_S, Check, PlannedCheck, start_check
 from qinglan.ops.doctor import CLUSTER, MACHINE, PAID, SERVERS, machine, plan_checks
 from qinglan.ops.doctor.machine import GB
-from qinglan.ops.preflight import trainer
+from qinglan.ops.preflight import PROFILE, trainer
 
 KEY = "sk-very-secret-0123456789"
 
@@ -64,15 +63,14 @@ def test_every_check_is_in_time_and_has_a_hint_of_its_own(profile_of: ProfileOf,
     here = profile_of(teacher=chat, judge=chat, rl={"critic_model": "x"}, **of_profile)
     cluster = here.model_copy(update={"trainer": Trainer(ray_dashboard_url=ray.url)})
     flows: tuple[FlowName, ...] = ("pipeline", "refresh", "compare", "release")
-    every = [
-        plan_checks(profile, flow, may_pay=True) for profile in (cluster, here) for flow in flows
-    ]
-    planned = [each for checks in every for each in checks]
-    assert {each.group for each in planned} == {MACHINE, preflight.PROFILE, SERVERS, CLUSTER, PAID}
-    assert (
-        max(TIME_LIMITS_S[each.time_limit] for each in planned) <= 25
-    )  # doctor takes less than half a minute
-    names = {each.name for each in planned if each.group != MACHINE}
+    planned: list[PlannedCheck] = []
+    for profile in (cluster, here):
+        for flow in flows:
+            planned += plan_checks(profile, flow, may_pay=True)
+    assert {check.group for check in planned} == {MACHINE, PROFILE, SERVERS, CLUSTER, PAID}
+    slowest_s = max(TIME_LIMITS_S[check.time_limit] for check in planned)
+    assert slowest_s <= 25, "doctor takes less than half a minute"
+    names = {check.name for check in planned if check.group != MACHINE}
     roles = {"teacher", "judge", "compare.teachers.other"}
     assert names >= {
         *roles,
@@ -84,25 +82,21 @@ def test_every_check_is_in_time_and_has_a_hint_of_its_own(profile_of: ProfileOf,
         "prefect",
         "compare",
     }
-    others = {name for name in names if name.removesuffix(" answers") not in roles} - {
-        "keys",
-        "answers",
-    }
-    assert others - {"prefect", "mlflow", "nodes"} <= HINTS.keys(), (
-        "the three say themselves what to do"
-    )
+    without_role = {name for name in names if name.removesuffix(" answers") not in roles}
+    say_themselves_what_to_do = {"keys", "answers", "prefect", "mlflow", "nodes"}
+    assert without_role - say_themselves_what_to_do <= HINTS.keys()
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "hint"),
     [
         ("rag", "correct the service, or what the rag section names (docs/how-to/rag.md)"),
         ("judge answers", "correct judge in the profile, or ask the service by hand"),
         ("something new", "see docs/how-to/operate.md"),
     ],
 )
-def test_a_problem_without_a_hint_is_given_one(name: str, said: str):
-    assert Check(name, "x", "it is wrong.").with_hint() == Check(name, "x", f"it is wrong; {said}")
+def test_a_problem_without_a_hint_is_given_one(name: str, hint: str):
+    assert Check(name, "x", "it is wrong.").with_hint() == Check(name, "x", f"it is wrong; {hint}")
     for check in (Check(name, "x", note="well"), Check(name, "x", "it is wrong; correct it")):
         assert check.with_hint() == check
 
@@ -113,11 +107,11 @@ def test_a_service_that_hangs_holds_nothing_up(
     monkeypatch.setenv("A_KEY", KEY)
     monkeypatch.setitem(TIME_LIMITS_S, "quick", 8.0)
     monkeypatch.setitem(TIME_LIMITS_S, "slow", 9.0)
-    began = time.monotonic()
+    start = time.monotonic()
     status, out, err = qinglan(
         "doctor", profile=live(profile_of, f"{silent}/v1", rag={"url": silent})
     )
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
     assert f"✗ teacher (big at {silent}/v1): no result after 8 s; does it hang" in out
     assert "✓ ledger" in out
@@ -183,11 +177,9 @@ def test_all_is_well_with_paid_answers(
     def answer(body: dict[str, Any]) -> Any:
         if "messages" in body:
             return 200, completion('{"ready": true}')
-        return (
-            (200, recall(("a", 0.5)))
-            if "query" in body
-            else (200, {"data": [{"id": "big"}, {"id": "small"}]})
-        )
+        if "query" in body:
+            return 200, recall(("a", 0.5))
+        return 200, {"data": [{"id": "big"}, {"id": "small"}]}
 
     monkeypatch.setenv("A_KEY", KEY)
     service = serve(answer)

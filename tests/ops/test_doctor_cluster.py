@@ -1,4 +1,4 @@
-"""What a job of doctor's on the cluster tells: here a dashboard runs it on this machine."""
+"""Doctor's job on the cluster and what it tells: here a dashboard runs it on this machine."""
 
 import stat
 import subprocess
@@ -29,17 +29,19 @@ class RunningRay(FakeRay):
         answer = super().answer(method, path, body)
         if path == "/api/jobs/" and method == "POST":
             self.before()
-            done = subprocess.run(
+            process = subprocess.run(
                 ["sh", "-c", body["entrypoint"]], capture_output=True, text=True, check=False
             )
             self.after()
-            told = f"Job entrypoint command failed with exit code {done.returncode}, last available logs (truncated to "
-            message = (
-                f"{told}20,000 chars):\n{done.stdout}{done.stderr}"
-                if done.returncode
-                else "Job finished."
-            )
-            self.end(body["submission_id"], "FAILED" if done.returncode else "SUCCEEDED", message)
+            if process.returncode == 0:
+                self.end(body["submission_id"], "SUCCEEDED", "Job finished.")
+            else:
+                message = (
+                    f"Job entrypoint command failed with exit code {process.returncode}, "
+                    "last available logs (truncated to 20,000 chars):\n"
+                    f"{process.stdout}{process.stderr}"
+                )
+                self.end(body["submission_id"], "FAILED", message)
         return answer
 
 
@@ -66,15 +68,18 @@ def problems(profile: Profile) -> dict[str, str | None]:
 def test_one_mount_and_all_that_a_job_needs(
     profile_of: ProfileOf, running: RunningRay, tmp_path: Path
 ):
-    modes = list[int]()
-    running.before = lambda: modes.extend(
-        stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("*/.doctor-*")
-    )
+    modes: list[int] = []
+
+    def note_modes() -> None:
+        for folder in tmp_path.glob("*/.doctor-*"):
+            modes.append(stat.S_IMODE(folder.stat().st_mode))
+
+    running.before = note_modes
     mount, nodes = cluster.check_cluster(on(profile_of, running))
     assert (mount.problem, nodes.problem) == (None, None)
     assert mount.detail.startswith(f"{tmp_path}/runs and {tmp_path}/state: written on ")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["runs", "state"]
-    assert modes == [0o777, 0o777]  # the nodes' user may be another
+    assert modes == [0o777, 0o777], "the nodes' user may be another"
 
 
 def test_the_nodes_lack_keys_packages_and_our_version(
@@ -127,7 +132,10 @@ def test_what_the_node_writes_is_not_seen_here(
 
 
 def test_an_interpreter_that_the_node_lacks(profile_of: ProfileOf, running: RunningRay):
-    problem = "trainer.python: the cluster's node has no /no/python; name the interpreter of the nodes' environment"
+    problem = (
+        "trainer.python: the cluster's node has no /no/python; "
+        "name the interpreter of the nodes' environment"
+    )
     assert problems(on(profile_of, running, python="/no/python"))["mount"] == problem
 
 
@@ -140,14 +148,18 @@ def test_this_machine_can_not_write(profile_of: ProfileOf, running: RunningRay, 
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "beginning"),
     [
         ("PENDING", "None not known: the job still waits"),
         ("RUNNING", "mount: the job still runs after"),
     ],
 )
 def test_a_job_that_does_not_end_is_stopped(
-    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, status: str, said: str
+    profile_of: ProfileOf,
+    ray: FakeRay,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    beginning: str,
 ):
     monkeypatch.setattr(cluster, "JOB_WITHIN_S", 0.3)
     answer = ray.answer
@@ -155,12 +167,13 @@ def test_a_job_that_does_not_end_is_stopped(
     def answer_as(method: str, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         reply = answer(method, path, body)
         for job in ray.jobs.values():
-            job["status"] = status if job["status"] == "RUNNING" else job["status"]
+            if job["status"] == "RUNNING":
+                job["status"] = status
         return reply
 
     monkeypatch.setattr(ray, "answer", answer_as)
     (mount,) = cluster.check_cluster(on(profile_of, ray))
-    assert f"{mount.problem} {mount.note}".startswith(said)
+    assert f"{mount.problem} {mount.note}".startswith(beginning)
     assert ray.stopped() == list(ray.jobs)
 
 
@@ -178,6 +191,6 @@ def test_a_dashboard_that_refuses_or_does_not_answer_leaves_no_folder(
 
 def test_only_what_nodes_read_is_asked_for(profile_of: ProfileOf):
     chat = {"model": "big", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
-    rag, ledger = {"url": "http://x", "api_key_env": "RAG_KEY"}, {"url_env": "A_LEDGER"}
-    profile = profile_of(teacher=chat, rag=rag, ledger=ledger)
+    rag = {"url": "http://x", "api_key_env": "RAG_KEY"}
+    profile = profile_of(teacher=chat, rag=rag, ledger={"url_env": "A_LEDGER"})
     assert cluster.keys_of_nodes(profile) == ["A_LEDGER", "RAG_KEY"]

@@ -1,4 +1,4 @@
-"""What doctor finds about the machine: each condition is made, none is this machine's own."""
+"""Doctor's checks of the machine: each condition is made, none is this machine's own."""
 
 import fcntl
 import resource
@@ -49,7 +49,8 @@ def test_a_full_disk(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     assert "free, needed are " in (machine.check_disk(profile, "refresh").problem or "")
     disk(monkeypatch, 2 * GB)
     check = machine.check_disk(profile, "refresh")
-    assert (check.problem, "only " in (check.note or "")) == (None, True)
+    assert check.problem is None
+    assert "only " in (check.note or "")
     disk(monkeypatch, 100 * GB)
     assert machine.check_disk(profile, "refresh").note is None
     disk(monkeypatch, 100 * GB, files=5)
@@ -63,8 +64,8 @@ def test_a_full_disk(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
 
 
 def memory(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> None:
-    found = SimpleNamespace(total=int(total * GB), available=int(available * GB))
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: found)
+    figures = SimpleNamespace(total=int(total * GB), available=int(available * GB))
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: figures)
     monkeypatch.setattr(machine, "_CGROUP", Path("/no/cgroup"))
 
 
@@ -120,9 +121,9 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
     busy = profile_of(teacher={"model": "big", "concurrency": 100}, rag={"concurrency": 16})
     problem = machine.check_open_files(busy, "refresh").problem or ""
     assert (
-        "256 may be open at once, and this profile's concurrency takes 520; raise it, and the hard limit"
-        in problem
-    )
+        "256 may be open at once, and this profile's concurrency takes 520; "
+        "raise it, and the hard limit"
+    ) in problem
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert machine.check_open_files(busy, "refresh").problem is None
 
@@ -130,23 +131,22 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
 def test_databases_on_a_network_mount_and_locks_that_everybody_or_nobody_gets(
     profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
-    profile, servers = (
-        profile_of(),
-        profile_of(ledger={"url_env": "A_LEDGER"}, tracking={"uri": "http://mlflow"}),
-    )
+    profile = profile_of()
+    with_servers = profile_of(ledger={"url_env": "A_LEDGER"}, tracking={"uri": "http://mlflow"})
     mounts = [SimpleNamespace(mountpoint="/", fstype="nfs4")]
     monkeypatch.setattr(machine.psutil, "disk_partitions", lambda all: mounts)
-    noted = machine.check_locks(profile)
-    assert (noted.problem, machine.check_locks(servers).note) == (None, None)
-    assert (noted.note or "").startswith(
+    check = machine.check_locks(profile)
+    assert check.problem is None
+    assert (check.note or "").startswith(
         "ledger.db and mlflow.db there must be used from one machine only"
     )
+    assert machine.check_locks(with_servers).note is None
     monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
     problem = machine.check_locks(profile).problem or ""
     assert (
-        "two processes get the same lock (flock), so two flows could write into one run; put it on a loc"
-        in problem
-    )
+        "two processes get the same lock (flock), so two flows could write into one run; "
+        "put it on a loc"
+    ) in problem
     monkeypatch.setattr(machine, "_LOCKS", {"flock": raising(OSError(37, "No locks available"))})
     assert "can be locked in" in (machine.check_locks(profile).problem or "")
 
@@ -160,13 +160,13 @@ def test_python_is_one_that_qinglan_takes(monkeypatch: pytest.MonkeyPatch):
 def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    given = [
+    requirements = [
         "pytest>=8",
         "no-such-package>=1",
         "pluggy>=99",
         'verl-of-no-one>=1; extra == "trainer"',
     ]
-    monkeypatch.setattr(machine, "requires", lambda _: given)
+    monkeypatch.setattr(machine, "requires", lambda _: requirements)
     problem = machine.check_packages(profile, "refresh").problem or ""
     assert problem.startswith("packages: no-such-package is missing, pluggy is ")
     assert "verl-of-no-one" not in problem
@@ -174,7 +174,8 @@ def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     monkeypatch.setattr(machine, "requires", lambda _: ["PyTest>=8"])
     monkeypatch.setattr(machine, "LOCK", tmp_path / "requirements.lock")
     wheel = machine.check_packages(profile, "refresh")
-    assert (wheel.note, "requirements.lock is only in a checkout" in wheel.detail) == (None, True)
+    assert wheel.note is None
+    assert "requirements.lock is only in a checkout" in wheel.detail
     machine.LOCK.write_text("pytest==8.0.0 \\\n    --hash=sha256:0\nother==1\n")
     assert "(tested with 8.0.0); run `make setup`" in (
         machine.check_packages(profile, "refresh").note or ""

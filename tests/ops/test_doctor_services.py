@@ -1,5 +1,4 @@
-"""What doctor finds about proxies, keys, Prefect and MLflow, and what one paid call to a service
-shows."""
+"""Doctor's checks of proxies, keys, Prefect and MLflow, and its one paid call to a service."""
 
 import sys
 from typing import Any
@@ -14,7 +13,8 @@ from qinglan.config import Profile
 from qinglan.config.site import LedgerStore
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import services
-from qinglan.ops.doctor.services import check_answer, check_proxies
+from qinglan.ops.doctor.paid_answers import check_answer
+from qinglan.ops.doctor.proxies import check_proxies
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 RAG = {
@@ -78,8 +78,8 @@ def test_keys_by_the_setting_that_names_them(
     monkeypatch.setenv("A_KEY", "sk-secret")
     check = services.check_keys(profile, "pipeline")
     assert check.detail == "A_KEY set"
-    missing = "B_KEY (judge.api_key_env), RAG_KEY (rag.api_key_env), A_LEDGER (ledger.url_env)"
-    assert (check.problem or "").startswith(f"keys: not set: {missing}; export them")
+    missing_keys = "B_KEY (judge.api_key_env), RAG_KEY (rag.api_key_env), A_LEDGER (ledger.url_env)"
+    assert (check.problem or "").startswith(f"keys: not set: {missing_keys}; export them")
     assert "A_KEY" in services.needed_keys(profile, "train"), (
         "the teacher is asked the red team's cases"
     )
@@ -101,14 +101,11 @@ def test_the_webhooks_variable_is_a_note_and_where_it_is_deployed_a_problem(
     lacking = (
         "notify.webhook_url_env needs the environment variable A_WEBHOOK; set it and run again"
     )
-    noted, refused = (
-        services.check_keys(profile, "refresh", deploys=deploys) for deploys in (False, True)
-    )
-    assert (noted.problem, noted.note) == (
-        None,
-        f"`qinglan up` and `qinglan deploy` will refuse: {lacking}",
-    )
-    assert (refused.problem, refused.note) == (lacking, None)
+    run = services.check_keys(profile, "refresh", deploys=False)
+    assert run.problem is None
+    assert run.note == f"`qinglan up` and `qinglan deploy` will refuse: {lacking}"
+    deployed = services.check_keys(profile, "refresh", deploys=True)
+    assert (deployed.problem, deployed.note) == (lacking, None)
     monkeypatch.setenv("A_WEBHOOK", "hooks.example/T0/secret-part")
     wrong = services.check_keys(profile, "refresh", deploys=True)
     assert "the value of A_WEBHOOK is no http(s) address" in (wrong.problem or "")
@@ -146,8 +143,12 @@ def test_a_server(
     service = serve(lambda _: reply)
     monkeypatch.setenv("PREFECT_API_URL", service.url)
     check = getattr(services, f"check_{name}")(profile_of(tracking={"uri": service.url}))
-    assert (message in (check.problem or "")) if message else check.problem is None
-    assert service.headers[0].get("authorization") == ("Bearer t0ken" if name == "mlflow" else None)
+    if message is None:
+        assert check.problem is None
+    else:
+        assert message in (check.problem or "")
+    authorization = "Bearer t0ken" if name == "mlflow" else None
+    assert service.headers[0].get("authorization") == authorization
 
 
 def test_no_server_is_configured_or_none_can_be_reached(
@@ -159,10 +160,8 @@ def test_no_server_is_configured_or_none_can_be_reached(
     )
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     profile = profile_of(tracking={"uri": "http://127.0.0.1:9"})
-    prefect, mlflow = (
-        services.check_prefect(profile).problem or "",
-        services.check_mlflow(profile).problem or "",
-    )
+    prefect = services.check_prefect(profile).problem or ""
+    mlflow = services.check_mlflow(profile).problem or ""
     assert prefect.startswith(
         "prefect http://127.0.0.1:9/api (PREFECT_API_URL): can't be reached: "
     )
@@ -242,11 +241,9 @@ def test_parameters_are_those_of_a_run_and_a_judge_that_ignores_the_format_is_to
     }
     assert asked(profile_of, service, "judge", **settings)[1].problem is None
     (body,) = service.bodies
-    assert (body["response_format"]["type"], body["max_tokens"], body["thinking"]) == (
-        "json_schema",
-        99,
-        "off",
-    )
+    assert body["response_format"]["type"] == "json_schema"
+    assert body["max_tokens"] == 99
+    assert body["thinking"] == "off"
     service = serve(lambda _: (200, completion("I am ready")))
     problem = asked(profile_of, service, "judge", structured_output="json_object")[1].problem or ""
     assert problem.startswith(

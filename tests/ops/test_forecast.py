@@ -1,5 +1,4 @@
-"""What a training would make of the questions at hand, and what the profile should change before
-anything is paid."""
+"""The expected course of a training, and what the profile should change before anything is paid."""
 
 from typing import Any
 
@@ -31,14 +30,14 @@ def profile(profile_of: ProfileOf) -> Profile:
 
 
 def test_rows_steps_and_hours_before_the_first_run(profile: Profile):
-    found = forecast(profile, PLAN)
-    assert (found.sft_rows, found.rl_prompts, found.test_rows) == (320, 608, 76)
-    assert (found.sft_steps, found.rl_steps) == (480, 95)
-    assert found.rl_passes == pytest.approx(10)
-    assert found.gpu_hours == pytest.approx({"sft": 4.8, "rl": 1.9})
-    assert found.detectable_gain == pytest.approx(2.8 * (0.2 / 76) ** 0.5)
-    assert found.detectable_loss == pytest.approx(2.8 / 76**0.5)
-    assert list(find_problems(profile, found)) == []
+    expected = forecast(profile, PLAN)
+    assert (expected.sft_rows, expected.rl_prompts, expected.test_rows) == (320, 608, 76)
+    assert (expected.sft_steps, expected.rl_steps) == (480, 95)
+    assert expected.rl_passes == pytest.approx(10)
+    assert expected.gpu_hours == pytest.approx({"sft": 4.8, "rl": 1.9})
+    assert expected.detectable_gain == pytest.approx(2.8 * (0.2 / 76) ** 0.5)
+    assert expected.detectable_loss == pytest.approx(2.8 / 76**0.5)
+    assert list(find_problems(profile, expected)) == []
 
 
 def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profile: Profile):
@@ -52,11 +51,11 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
         end_stage(run, "dataset", artifacts=dataset, details=split)
         end_stage(run, "sft", seconds=1000.0, details={"summary": {"steps": 100}})
         end_stage(run, "evaluate", rows_in=320)
-        known = comparison(
+        gain = comparison(
             "rl", "teacher", 0.1, (0.0, 0.2), n=40, detectable_diff=0.08
         )  # the others have no label
-        scored = known.model_copy(update={"metric": "quality", "detectable_diff": 0.3})
-        write_json(run.directory / "report.json", dump_record(report(comparisons=[known, scored])))
+        quality = gain.model_copy(update={"metric": "quality", "detectable_diff": 0.3})
+        write_json(run.directory / "report.json", dump_record(report(comparisons=[gain, quality])))
         end_stage(
             run, "rl", seconds=300.0, details={"summary": {"steps": 4}}
         )  # its start, most of all
@@ -64,11 +63,12 @@ def test_an_earlier_run_says_how_many_rows_stay_and_how_long_a_step_takes(profil
     with open_run(profile, "refresh") as run:  # trains nothing
         for name, rows_out, artifacts in (("ingest", 400, {}), ("dataset", 300, dataset)):
             end_stage(run, name, rows_out=rows_out, artifacts=artifacts, details=split)
-    found = forecast(profile, PLAN)
-    assert (found.sft_rows, found.rl_prompts, found.test_rows) == (200, 600, 80)
-    assert found.rows_from == f"run {run.id}"
-    assert (found.detectable_gain, found.detectable_loss) == pytest.approx((0.08 * 2, 0.3 * 2))
-    assert found.gpu_hours == pytest.approx({"sft": 300 * 10 / 3600, "rl": 94 * 72 / 3600})
+    expected = forecast(profile, PLAN)
+    assert (expected.sft_rows, expected.rl_prompts, expected.test_rows) == (200, 600, 80)
+    assert expected.rows_from == f"run {run.id}"
+    assert expected.detectable_gain == pytest.approx(0.08 * 2)
+    assert expected.detectable_loss == pytest.approx(0.3 * 2)
+    assert expected.gpu_hours == pytest.approx({"sft": 300 * 10 / 3600, "rl": 94 * 72 / 3600})
 
 
 @pytest.mark.parametrize(

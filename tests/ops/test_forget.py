@@ -135,14 +135,14 @@ def row(query: str, profile: str = "", status: Literal["ok", "failed"] = "ok", *
 
 def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Profile):
     person = row(QUESTION, PROFILE)
-    other = row(QUESTION, "李雷，男，三十岁", group=person.id)  # its near-duplicate
+    other_row = row(QUESTION, "李雷，男，三十岁", group=person.id)  # its near-duplicate
     again = row(QUESTION, PROFILE, "failed", id="f" * 16, reason="duplicate")
-    folder = write_run(profile, person, again, other)
+    folder = write_run(profile, person, again, other_row)
     log = folder / "sft.log"
     log.write_bytes(f"{QUESTION}\n{PROFILE}\n".encode() + b"\xe6\n")  # a character that was cut off
     (folder / "~$review.xlsx").write_bytes(b"an open workbook's lock")
     forgotten = forget(profile, [person.id], [], print)
-    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
+    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other_row]
     assert log.read_bytes() == f"{QUESTION}\n[forgotten]\n".encode() + b"\xe6\n"
     assert "other rows: 1 of the texts" in forgotten.outside[0]
     assert (
@@ -152,7 +152,7 @@ def test_others_keep_what_they_have_in_common_with_a_forgotten_row(profile: Prof
     for file in ("rl/samples.jsonl", "rl/dev.jsonl", "evaluated.json", "tried.json"):
         text = (folder / file).read_text()
         assert person.id not in text, file
-        assert other.id in text, file
+        assert other_row.id in text, file
     (artifact,) = StageResult.read(folder / "ingest" / MANIFEST).artifacts.values()
     assert artifact.verify() == folder / "ingest" / "rows.jsonl"
     assert artifact.rows == 1
@@ -220,8 +220,8 @@ def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_complet
     rival = {"model": "small", "base_url": "http://127.0.0.1:9/v1"}
     profile = profile_of(recipe=recipe, answerer=rival, compare={"teachers": {"rival": rival}})
     asking = [row(QUESTION, HISTORY), row(f"{QUESTION}？", PROFILE)]
-    other = row("钙片能嚼着吃吗")
-    folder = write_run(profile, *asking, other)
+    other_row = row("钙片能嚼着吃吗")
+    folder = write_run(profile, *asking, other_row)
     samples = (folder / "rl" / "samples.jsonl").read_text()
     typed = row(QUESTION, answer="虾青素 同服")  # on the page to try: no file has it
     rivals = profile.model_copy(update={"teacher": profile.answerer})
@@ -241,7 +241,7 @@ def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_complet
             "the ledger: answers to wordings, contexts and prompts that no file here has"
             in forgotten.outside
         )
-    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other]
+    assert list(read_jsonl(folder / "ingest" / "rows.jsonl", Row)) == [other_row]
     (folder / "rl" / "samples.jsonl").write_text(samples)
     forget(profile, [], [], print)
     assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
@@ -313,8 +313,7 @@ def make_site(folder: Path) -> Profile:
 
 
 def leave_traces(profile: Profile, row_id: str) -> None:
-    """Where a refresh writes nothing: a review, the request log, a log, and a judge that quotes the
-    question."""
+    """Write where a refresh writes nothing: reviews, request log, a log, a judge that quotes."""
     review = {
         "tenant": "sample",
         "row": row_id,

@@ -1,4 +1,4 @@
-"""Which Prefect server a site uses, and what it is shown."""
+"""The Prefect server that a site uses, and what it is shown."""
 
 from base64 import b64encode
 from pathlib import Path
@@ -38,13 +38,15 @@ def test_the_sites_own_is_found_where_nothing_else_is_set(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (home / "pyproject.toml").write_text('[project]\ndependencies = ["prefect"]\n')
-    monkeypatch.delattr("subprocess.run")  # a file that does not set Prefect up starts no process
+    # A file that does not set Prefect up starts no process.
+    monkeypatch.delattr("subprocess.run")
     assert find_server(home) is None
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api\n")
     assert find_server(home) == PrefectServer(
         "http://127.0.0.1:4200/api", "qinglan up", is_of_up=True
     )
-    (home / LOCK_FILE).write_text("12345")  # of a site that was killed
+    # A site that was killed leaves its lock file.
+    (home / LOCK_FILE).write_text("12345")
     assert find_server(home) is None
 
 
@@ -65,16 +67,19 @@ def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(
 
 
 def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
-    team, other = "https://prefect.example.com/api", "http://127.0.0.1:4200/api"
+    team_url = "https://prefect.example.com/api"
+    local_url = "http://127.0.0.1:4200/api"
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "bob:other")
-    assert server_at(other, home).auth_string is None  # nothing says that it is meant for this one
+    assert server_at(local_url, home).auth_string is None, "nothing says that it is meant for it"
+    # This machine by another name.
     monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4200/api")
-    assert server_at(other, home).auth_string == "bob:other"  # this machine by another name
+    assert server_at(local_url, home).auth_string == "bob:other"
     monkeypatch.setenv("PREFECT_API_URL", "https://ann:secret@prefect.example.com/api")
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
-    assert server_at(team, home) == PrefectServer(team, "PREFECT_API_URL", auth_string="ann:secret")
+    team = PrefectServer(team_url, "PREFECT_API_URL", auth_string="ann:secret")
+    assert server_at(team_url, home) == team
     monkeypatch.setenv("PREFECT_API_KEY", "k-1")
-    assert server_at(other, home) == PrefectServer(other, "the run itself")
+    assert server_at(local_url, home) == PrefectServer(local_url, "the run itself")
 
 
 def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -100,46 +105,43 @@ class Guarded:
     """A server with CSRF protection, which at first gives no tokens."""
 
     def __init__(self) -> None:
-        self.enabled, self.tokens, self.asked = False, dict[str, str](), list[str]()
+        self.enabled = False
+        self.tokens = dict[str, str]()
+        self.requests = list[str]()
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
-        self.asked.append(f"{request.method} {request.url.path}")
+        self.requests.append(f"{request.method} {request.url.path}")
         if request.url.path == "/api/csrf-token":
-            token = f"t{len(self.asked)}"
+            token = f"t{len(self.requests)}"
             self.tokens[request.url.params["client"]] = token
-            return (
-                httpx2.Response(200, json={"token": token})
-                if self.enabled
-                else httpx2.Response(422)
-            )
-        given = request.headers.get("prefect-csrf-token")
-        is_known = (
-            given is not None and self.tokens.get(request.headers["prefect-csrf-client"]) == given
-        )
-        refused = {
-            "detail": "Invalid CSRF token or client identifier." if given else "Missing CSRF token."
-        }
-        return (
-            httpx2.Response(200, content=request.content)
-            if is_known
-            else httpx2.Response(403, json=refused)
-        )
+            if not self.enabled:
+                return httpx2.Response(422)
+            return httpx2.Response(200, json={"token": token})
+        token = request.headers.get("prefect-csrf-token")
+        if token is None:
+            return httpx2.Response(403, json={"detail": "Missing CSRF token."})
+        if self.tokens.get(request.headers["prefect-csrf-client"]) != token:
+            refusal = {"detail": "Invalid CSRF token or client identifier."}
+            return httpx2.Response(403, json=refusal)
+        return httpx2.Response(200, content=request.content)
 
 
 def test_a_server_with_csrf_protection_gets_its_token_or_has_its_say():
     server = Guarded()
     with RetryingClient(base_url="http://x/api", transport=httpx2.MockTransport(server)) as client:
         assert client.post("flows/", json=[0]).json() == {"detail": "Missing CSRF token."}
-        server.enabled, server.asked = True, []
+        server.enabled = True
+        server.requests.clear()
         assert client.post("flows/", json=[1]).json() == [1]
         assert client.post("flows/", json=[2]).json() == [2]
-        assert server.asked == [
+        assert server.requests == [
             "POST /api/flows/",
             "GET /api/csrf-token",
             "POST /api/flows/",
             "POST /api/flows/",
         ]
-        server.tokens.clear()  # they are forgotten after an hour
+        # The server forgets them after an hour.
+        server.tokens.clear()
         assert client.post("flows/", json=[3]).json() == [3]
 
 
@@ -149,7 +151,8 @@ def test_a_login_in_the_address_is_used_and_never_shown(
     service = serve(lambda _: (401, {}))
     monkeypatch.setenv("PREFECT_API_URL", service.url.replace("http://", "http://ann:se%40cret@"))
     server = find_server(home)
-    assert server and server.api_url == service.url
+    assert server is not None
+    assert server.api_url == service.url
     with server.client() as client, pytest.raises(httpx2.HTTPStatusError) as caught:
         client.get("health").raise_for_status()
     assert "cret" not in str(caught.value) + repr(server)
@@ -176,9 +179,10 @@ def test_a_malformed_address_is_one_line(
     profile = profile_of(retention={"flow_run_days": 1})
     with pytest.raises(ConfigError) as caught:
         deploy_site(profile, print)
-    shown, problem = address.replace("me:se/cret@", ""), str(caught.value)
+    problem = str(caught.value)
+    without_login = address.replace("me:se/cret@", "")
     assert problem.startswith(
-        f"PREFECT_API_URL: {shown!r} is no http(s) URL; write it like PREFECT_API_URL="
+        f"PREFECT_API_URL: {without_login!r} is no http(s) URL; write it like PREFECT_API_URL="
     )
     assert "prefect" not in services.addresses(profile, "pipeline")
     assert services.check_prefect(profile).problem == problem

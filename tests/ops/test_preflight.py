@@ -20,6 +20,10 @@ def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
     return {check.name: check.problem for check in inspect_profile(profile, flow) if check.problem}
 
 
+def names_of_checks(profile: Profile, flow: Any) -> list[str]:
+    return [check.name for check in inspect_profile(profile, flow)]
+
+
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "TRAINER_PACKAGES", ("pytest",))
@@ -36,36 +40,42 @@ def test_the_simulators_need_nothing_on_a_cpu(profile_of: ProfileOf, flow: str):
 def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
     rivals = {"teachers": {"other": {"base_url": "embedded", "model": "simulated-rewriter"}}}
     medical = SIMULATED | {"recipe": "medical", "compare": rivals}
-    found = problems(profile_of(**medical), "compare")
-    assert found["compare"].startswith("compare: recipe `medical` takes the answers that its")
-    found = problems(profile_of(**medical, evaluate={"teachers": ["other"]}), "evaluate")
-    assert found["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
+    compared = problems(profile_of(**medical), "compare")
+    assert compared["compare"].startswith("compare: recipe `medical` takes the answers that its")
+    evaluated = problems(profile_of(**medical, evaluate={"teachers": ["other"]}), "evaluate")
+    assert evaluated["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
 
 
 def test_flows_check_only_what_they_use(profile_of: ProfileOf):
-    asked = ["recipe", "teacher", "judge", "red team", "champion", "rag", "ledger"]
-    checks = {
+    services = ["recipe", "teacher", "judge", "red team", "champion", "rag", "ledger"]
+    names_by_flow = {
         "refresh": ["recipe", "workbook", "teacher", "judge", "rag", "ledger"],
-        "train": [*asked, "base model", "schedule", "device", "trainer packages"],
-        "evaluate": [*asked, "device", "trainer packages"],
+        "train": [*services, "base model", "schedule", "device", "trainer packages"],
+        "evaluate": [*services, "device", "trainer packages"],
     }
-    for flow, names in checks.items():
-        assert [check.name for check in inspect_profile(profile_of(), flow)] == names
-    alone = inspect_profile(profile_of(gate={"rivals": ["sft"]}), "evaluate")
-    assert "teacher" not in {check.name for check in alone}, "it is asked nothing"
-    unjudged = inspect_profile(profile_of(validation={"judge_baseline": False}), "refresh")
-    assert [check.name for check in unjudged] == ["recipe", "workbook", "teacher", "rag", "ledger"]
+    for flow, names in names_by_flow.items():
+        assert names_of_checks(profile_of(), flow) == names
+    without_teacher = profile_of(gate={"rivals": ["sft"]})
+    assert "teacher" not in names_of_checks(without_teacher, "evaluate"), "it is asked nothing"
+    unjudged = profile_of(validation={"judge_baseline": False})
+    assert names_of_checks(unjudged, "refresh") == [
+        "recipe",
+        "workbook",
+        "teacher",
+        "rag",
+        "ledger",
+    ]
 
 
 def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf, tmp_path: Path):
-    teachers = {
-        name: {"base_url": "http://127.0.0.1:9/v1", "model": "small"} for name in ("cheap", "other")
-    }
+    endpoint = {"base_url": "http://127.0.0.1:9/v1", "model": "small"}
+    teachers = {"cheap": endpoint, "other": endpoint}
     evaluate = {"teachers": ["cheap"], "red_team": str(tmp_path / "none.jsonl")}
-    found = problems(profile_of(compare={"teachers": teachers}, evaluate=evaluate), "train")
-    assert "compare.teachers.cheap.base_url can't be reached" in found["compare.teachers.cheap"]
-    assert "no such file" in found["red team"]
-    assert "compare.teachers.other" not in found
+    by_check = problems(profile_of(compare={"teachers": teachers}, evaluate=evaluate), "train")
+    problem = by_check["compare.teachers.cheap"]
+    assert "compare.teachers.cheap.base_url can't be reached" in problem
+    assert "no such file" in by_check["red team"]
+    assert "compare.teachers.other" not in by_check
 
 
 @pytest.mark.parametrize(
@@ -158,27 +168,23 @@ def test_a_hub_model_without_a_revision_is_noted(
 ):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: "found")
 
-    def notes(revision: str | None) -> list[str]:
-        student, rl = (
-            {"base_model": "Qwen/Qwen3-8B", "revision": revision},
-            {"critic_model": "Qwen/Qwen3-4B"},
-        )
-        checks = inspect_profile(
-            profile_of(student=student, rl=rl | {"critic_revision": revision}), "train"
-        )
-        return [
-            check.note
-            for check in checks
-            if check.name in ("base model", "critic model") and check.note
-        ]
+    def notes(revision: str | None) -> dict[str, str | None]:
+        student = {"base_model": "Qwen/Qwen3-8B", "revision": revision}
+        rl = {"critic_model": "Qwen/Qwen3-4B", "critic_revision": revision}
+        checks = inspect_profile(profile_of(student=student, rl=rl), "train")
+        notes = {check.name: check.note for check in checks}
+        return {name: notes[name] for name in ("base model", "critic model")}
 
     unpinned = "whatever the hub has under that name is taken"
-    found = [f"student.base_model: Qwen/Qwen3-8B: {unpinned}; name a commit in student.revision"]
-    assert notes(None) == [
-        *found,
-        f"rl.critic_model: Qwen/Qwen3-4B: {unpinned}; name a commit in rl.critic_revision",
-    ]
-    assert notes("abc123") == []
+    assert notes(None) == {
+        "base model": (
+            f"student.base_model: Qwen/Qwen3-8B: {unpinned}; name a commit in student.revision"
+        ),
+        "critic model": (
+            f"rl.critic_model: Qwen/Qwen3-4B: {unpinned}; name a commit in rl.critic_revision"
+        ),
+    }
+    assert notes("abc123") == {"base model": None, "critic model": None}
 
 
 def program(path: Path, script: str) -> str:
@@ -211,24 +217,27 @@ def test_gpus_are_counted_and_vllm_is_needed(
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def found(gpus: int) -> dict[str, str]:
+    def problems_with(gpus: int) -> dict[str, str]:
         return problems(profile_of(trainer={"device": "cuda", "gpus_per_node": gpus}), "train")
 
-    assert "asks for 4 and this machine has 2" in found(4)["device"]
-    assert "device" not in found(2)
+    assert "asks for 4 and this machine has 2" in problems_with(4)["device"]
+    with_two = problems_with(2)
+    assert "device" not in with_two
     hint = "see docker/trainer.Dockerfile; set trainer.python to that environment's"
-    assert found(2)["trainer packages"] == f"trainer.python: {sys.executable} lacks vllm; {hint}"
+    assert with_two["trainer packages"] == f"trainer.python: {sys.executable} lacks vllm; {hint}"
 
 
 def test_the_ledger_is_opened(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    named = profile_of(ledger={"url_env": "A_LEDGER"})
-    assert "needs the environment variable A_LEDGER" in problems(named)["ledger"]
+    on_server = profile_of(ledger={"url_env": "A_LEDGER"})
+    assert "needs the environment variable A_LEDGER" in problems(on_server)["ledger"]
     monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@127.0.0.1:9/db")
-    assert "127.0.0.1" in problems(named)["ledger"] and "s3cret" not in problems(named)["ledger"]
+    problem = problems(on_server)["ledger"]
+    assert "127.0.0.1" in problem
+    assert "s3cret" not in problem
     monkeypatch.setenv("A_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
-    assert "ledger" not in problems(named)
+    assert "ledger" not in problems(on_server)
     (tmp_path / "file").write_text("x")
     profile = profile_of(paths={"runs": str(tmp_path), "state": str(tmp_path / "file")})
     assert problems(profile)["ledger"].startswith("paths.state: ")
@@ -241,17 +250,15 @@ def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
     remote = profile_of(
         trainer={"ray_dashboard_url": "http://head.invalid:8265"}, rl={"critic_model": "no/critic"}
     )
-    missing = "ledger.url_env: is not given, and the nodes of http://head.invalid:8265"
-    found = problems(remote, "train")
-    assert found["ledger"].startswith(missing) and "critic model" not in found
+    by_check = problems(remote, "train")
+    beginning = "ledger.url_env: is not given, and the nodes of http://head.invalid:8265"
+    assert by_check["ledger"].startswith(beginning)
+    assert "critic model" not in by_check
     assert "ledger" not in problems(remote, "refresh")
-    here = [
-        profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9", "nodes": nodes})
-        for nodes in (1, 2)
-    ]
-    assert ["ledger" in problems(each, "train") for each in here] == [False, True], (
-        "two are behind a tunnel"
-    )
+    here = {"ray_dashboard_url": "http://127.0.0.1:9"}
+    assert "ledger" not in problems(profile_of(trainer=here | {"nodes": 1}), "train")
+    behind_a_tunnel = profile_of(trainer=here | {"nodes": 2})
+    assert "ledger" in problems(behind_a_tunnel, "train")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +276,10 @@ def test_a_live_teacher(
     service = serve(lambda _: (status, {}))
     profile = profile_of(teacher={"model": "big", "base_url": service.url, "api_key_env": "A_KEY"})
     problem = problems(profile).get("teacher")
-    assert (message in problem) if message else problem is None
+    if message is None:
+        assert problem is None
+    else:
+        assert message in str(problem)
     assert service.headers[0]["authorization"] == "Bearer sk-secret"
     monkeypatch.setenv("A_KEY", "sk-sec\nret")  # no header can hold it
     assert "sk-sec" not in f"{problem} {problems(profile)['teacher']}"
@@ -302,32 +312,35 @@ def test_a_recipe_says_which_services_are_checked_and_which_inputs_there_are(
 ):
     (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
     data = {"workbook": str(tmp_path / "q.csv")}
-    asked = list(inspect_profile(profile_of(recipe=CAPITALS, data=data, **SIMULATED), "refresh"))
-    assert [check.name for check in asked] == ["recipe", "workbook", "teacher", "ledger"]
-    assert not any(check.problem for check in asked)
-    two = problems(
-        profile_of(recipe=CAPITALS.replace("capitals", "judging"), data=data, **SIMULATED)
-    )
-    assert list(two) == ["answerer"]
-    assert "name one: {base_url: …, model: …}" in two["answerer"]
-    silent = problems(
-        profile_of(recipe=CAPITALS, data=data | {"columns": {"dialogue": "提示"}}, **SIMULATED)
-    )
+    capitals = profile_of(recipe=CAPITALS, data=data, **SIMULATED)
+    assert names_of_checks(capitals, "refresh") == ["recipe", "workbook", "teacher", "ledger"]
+    assert problems(capitals) == {}
+    judging = profile_of(recipe=CAPITALS.replace("capitals", "judging"), data=data, **SIMULATED)
+    by_check = problems(judging)
+    assert list(by_check) == ["answerer"]
+    assert "name one: {base_url: …, model: …}" in by_check["answerer"]
+    of_dialogues = data | {"columns": {"dialogue": "提示"}}
+    problem = problems(profile_of(recipe=CAPITALS, data=of_dialogues, **SIMULATED))["recipe"]
     assert (
         "data.columns.dialogue: recipe `capitals_recipe` reads no dialogues; leave it out"
-        in silent["recipe"]
+        in problem
     )
-    unknown = "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
-    assert problems(profile_of(recipe=CAPITALS, data={"columns": {"inputs": {"hnt": "提示"}}})) == {
-        "recipe": unknown
+    unknown_input = {"columns": {"inputs": {"hnt": "提示"}}}
+    assert problems(profile_of(recipe=CAPITALS, data=unknown_input)) == {
+        "recipe": (
+            "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; "
+            "it has capital, given, hint"
+        )
     }
 
 
 @pytest.fixture
 def workbook(profile_of: ProfileOf) -> Callable[..., Check]:
-    return lambda **data: next(
-        c for c in inspect_profile(profile_of(data=data), "refresh") if c.name == "workbook"
-    )
+    def check(**data: Any) -> Check:
+        checks = inspect_profile(profile_of(data=data), "refresh")
+        return next(check for check in checks if check.name == "workbook")
+
+    return check
 
 
 def test_only_the_first_rows_are_read_and_one_good_row_is_enough(
@@ -341,10 +354,8 @@ def test_only_the_first_rows_are_read_and_one_good_row_is_enough(
     path = tmp_path / "q.csv"
     path.write_text("问题\n" + "42\n" * 1500 + "？\n")
     problem = str(workbook(workbook=str(path)).problem)
-    assert (
-        problem.startswith(f"{path}: no row can be used; empty_query: fill in")
-        and "; not_text: write" in problem
-    )
+    assert problem.startswith(f"{path}: no row can be used; empty_query: fill in")
+    assert "; not_text: write" in problem
     path.write_text(path.read_text() + "头疼\n")
     assert workbook(workbook=str(path)).problem is None
 
@@ -353,8 +364,8 @@ def test_a_drop_folder_and_what_is_skipped_in_it(workbook: Callable[..., Check],
     assert "holds no .xlsx" in str(workbook(workbook=str(tmp_path)).problem)
     (tmp_path / "q.csv").write_text("问题\n头疼\n")
     (tmp_path / "README.md").write_text("x")
-    found = workbook(workbook=str(tmp_path))
-    assert (found.problem, found.note) == (None, "skipped, by their suffix: README.md")
+    check = workbook(workbook=str(tmp_path))
+    assert (check.problem, check.note) == (None, "skipped, by their suffix: README.md")
 
 
 def test_a_database(workbook: Callable[..., Check], monkeypatch: pytest.MonkeyPatch):

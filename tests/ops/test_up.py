@@ -30,7 +30,8 @@ class Up(RunningQinglan):
     """A running `qinglan up` with state of its own."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.family = folder, list[psutil.Process]()
+        self.folder = folder
+        self.family = list[psutil.Process]()
         # With a login, as on a machine that others use; tests/ops/test_ui_walkthrough.py has none.
         login = ":".join(LOGIN)
         env = own_environment(PREFECT_SERVER_API_AUTH_STRING=login, PREFECT_API_AUTH_STRING=login)
@@ -53,9 +54,9 @@ class Up(RunningQinglan):
             self._started = started.pop_all()
 
     def address(self, name: str) -> str:
-        found = re.search(rf"^{name} +(http://127\.0\.0\.1:\S+)$", self.output, re.MULTILINE)
-        assert found, self.output
-        return found[1]
+        match = re.search(rf"^{name} +(http://127\.0\.0\.1:\S+)$", self.output, re.MULTILINE)
+        assert match, self.output
+        return match[1]
 
     def at_work(self, pool: str) -> str:
         """A flow run that the server believes this pool's worker to be at work on; its id."""
@@ -98,7 +99,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Iterator[Up]:
     with ExitStack() as stack:
-        for port in (4200, 5000):  # so that they are taken, if they were not before
+        # The usual ports are taken, if they were not before.
+        for port in (4200, 5000):
             with suppress(OSError):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
         up = Up(folder)
@@ -112,7 +114,8 @@ def test_free_ports_are_taken_where_the_usual_ones_are_not(site: Up):
 
 
 def test_other_accounts_and_other_pages_are_kept_out(site: Up):
-    pool, foreign = {"name": "p", "type": "process"}, {"origin": "http://elsewhere.example"}
+    pool = {"name": "p", "type": "process"}
+    foreign = {"origin": "http://elsewhere.example"}
     url = str(site.api.base_url)
     with httpx2.Client(base_url=url, trust_env=False, timeout=120, headers=foreign) as anybody:
         assert anybody.get("csrf-token", params={"client": "anybody"}).status_code == 401
@@ -121,28 +124,23 @@ def test_other_accounts_and_other_pages_are_kept_out(site: Up):
     ) as page:
         assert page.post("work_pools/", json=pool).status_code == 403
         token = page.get("csrf-token", params={"client": "page"})
-    assert (
-        "access-control-allow-origin" not in token.headers
-    )  # so our browser does not hand it over
+    # So our browser does not hand it over.
+    assert "access-control-allow-origin" not in token.headers
     assert LOGIN[1] not in site.output
     assert (site.folder / "state" / "prefect").stat().st_mode & 0o077 == 0
     pages = site.api.get(site.api.base_url.join("/ui-settings")).json()
-    assert (pages["available_uis"], pages["v2_base_url"]) == (
-        ["v1"],
-        None,
-    )  # the new ones report to others
+    # The new pages report to others.
+    assert (pages["available_uis"], pages["v2_base_url"]) == (["v1"], None)
 
 
 def test_all_flows_are_deployed_to_run_in_this_folder_and_each_pool_has_a_worker(site: Up):
-    found = {
-        deployment["name"]: deployment
-        for deployment in call(site.api, "POST", "deployments/filter", {})
-    }
-    assert set(found) == {deployment["name"] for deployment in DEPLOYED}
+    entries = {entry["name"]: entry for entry in call(site.api, "POST", "deployments/filter", {})}
+    assert set(entries) == {deployment["name"] for deployment in DEPLOYED}
     for deployment in DEPLOYED:
-        assert found[deployment["name"]]["work_pool_name"] == deployment["work_pool"]["name"]
-        assert json.dumps(found[deployment["name"]]["pull_steps"]).count(str(ROOT)) == 1
-        assert not any(schedule["active"] for schedule in found[deployment["name"]]["schedules"])
+        entry = entries[deployment["name"]]
+        assert entry["work_pool_name"] == deployment["work_pool"]["name"]
+        assert json.dumps(entry["pull_steps"]).count(str(ROOT)) == 1
+        assert [schedule for schedule in entry["schedules"] if schedule["active"]] == []
     for pool, worker in WORKERS.items():
         (online,) = call(site.api, "POST", f"work_pools/{pool}/workers/filter", {})
         assert (online["name"], online["status"]) == (worker, "ONLINE")
@@ -152,17 +150,15 @@ def test_mlflow_and_the_simulators_answer(site: Up):
     with httpx2.Client(trust_env=False, timeout=60) as client:
         url = f"{site.address('MLflow')}/api/2.0/mlflow/experiments/search?max_results=1"
         assert client.get(url).status_code == 200
-        found = client.post(
-            site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1}
-        )
-        assert found.json()["data"]["recall"][0]["id"]
+        body = {"query": "护眼叶黄素 不宜食用者", "top_k": 1}
+        retrieved = client.post(site.address("RAG"), json=body)
+        assert retrieved.json()["data"]["recall"][0]["id"]
         question = {
             "model": "simulated-rewriter",
             "messages": [{"role": "user", "content": "它多少钱？"}],
         }
-        assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()[
-            "choices"
-        ]
+        answer = client.post(f"{site.address('Teacher')}/chat/completions", json=question)
+        assert answer.json()["choices"]
     simulators = processes_with("simulators", started_by=site.process.pid)
     assert {process.environ()["PREFECT_API_AUTH_STRING"] for process in simulators} == {""}, (
         "they need no key"
@@ -170,7 +166,8 @@ def test_mlflow_and_the_simulators_answer(site: Up):
 
 
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
-    lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
+    lost = site.at_work("qinglan")
+    unharmed = site.at_work("qinglan-trainer")
     (worker,) = processes_with("--pool=qinglan ", started_by=site.process.pid)
     worker.kill()
     wait_until(
@@ -183,14 +180,15 @@ def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
         lambda: f"/runs/flow-run/{lost}" in site.output,
         explain=lambda: site.output,
     )
-    assert site.states_of(others)[-1] == "RUNNING"
+    assert site.states_of(unharmed)[-1] == "RUNNING"
     assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
 
 
 @pytest.mark.extended
 def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up, folder: Path):
     """Last: it ends the site."""
-    lost, address = site.at_work("qinglan-trainer"), site.address("Prefect")
+    lost = site.at_work("qinglan-trainer")
+    address = site.address("Prefect")
     family = site.process.children(recursive=True)
     site.process.send_signal(signal.SIGINT)
     assert site.process.wait(300) == 0
@@ -202,7 +200,7 @@ def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up
         assert "had crashed; it goes on" in again.output
         assert f"/runs/flow-run/{lost}" in again.output
         family = again.process.children(recursive=True)
-        assert len(family) >= 12  # a supervisor each, and what it supervises
+        assert len(family) >= 12, "a supervisor each, and what it supervises"
         again.process.kill()
         again.process.wait()
         assert psutil.wait_procs(family, timeout=300)[1] == []

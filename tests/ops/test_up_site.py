@@ -48,9 +48,10 @@ def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(pro
 @pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_taken_port_is_one_line(profile: Profile, monkeypatch: pytest.MonkeyPatch, asked: bool):
-    with socket.create_server((HOST, 0)) as taken:
-        port = taken.getsockname()[1]
-        if not asked:  # a server of the user's own decides where ours may be
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        if not asked:
+            # A server of the user's own decides where ours may be.
             monkeypatch.setenv("PREFECT_API_URL", f"http://localhost:{port}/api")
         with pytest.raises(
             ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"
@@ -62,10 +63,12 @@ def test_the_processes_of_a_killed_site_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(site, "POLL_S", 0.05)
-    said, waits = list[str](), [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    said = list[str]()
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with only_one(tmp_path, print) as descriptor:
-        left_over = subprocess.Popen(waits, pass_fds=[descriptor], stdin=subprocess.PIPE)
-        (tmp_path / LOCK_FILE).write_text("99999999")  # no process has this number
+        left_over = subprocess.Popen(argv, pass_fds=[descriptor], stdin=subprocess.PIPE)
+        # No process has this number.
+        (tmp_path / LOCK_FILE).write_text("99999999")
 
     def say(text: str) -> None:
         said.append(text)
@@ -85,10 +88,9 @@ def test_a_users_own_prefect_elsewhere(
     profile: Profile, monkeypatch: pytest.MonkeyPatch, url: str, asked: int | None
 ):
     monkeypatch.setenv("PREFECT_API_URL", url)
-    shown = url.replace("ann:secret@", "")
-    with pytest.raises(
-        ConfigError, match=f"PREFECT_API_URL is {shown}, so this site has a Prefect server already"
-    ):
+    without_login = url.replace("ann:secret@", "")
+    problem = f"PREFECT_API_URL is {without_login}, so this site has a Prefect server already"
+    with pytest.raises(ConfigError, match=problem):
         serve_site(profile, print, prefect_port=asked)
 
 
@@ -98,16 +100,19 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(
 ):
     monkeypatch.setattr("os.environ", {"HOME": str(tmp_path)} | unset)
     monkeypatch.chdir(tmp_path)
-    ours, theirs = tmp_path / "prefect", tmp_path / "named"
-    for folder in (ours, theirs):
+    own_folder = tmp_path / "prefect"
+    users_folder = tmp_path / "named"
+    for folder in (own_folder, users_folder):
         folder.mkdir()
         folder.chmod(0o755)
     Site(tmp_path, "").prepare()
-    monkeypatch.setenv("PREFECT_HOME", "~/named")  # as an env file has it
+    # As an env file has it.
+    monkeypatch.setenv("PREFECT_HOME", "~/named")
     Site(tmp_path, "").prepare()
-    assert Site(tmp_path, "").prefect_env["PREFECT_HOME"] == str(theirs)
+    assert Site(tmp_path, "").prefect_env["PREFECT_HOME"] == str(users_folder)
     assert {folder.name for folder in tmp_path.iterdir()} == {"prefect", "named"}
-    assert [folder.stat().st_mode & 0o777 for folder in (ours, theirs)] == [0o700, 0o755]
+    assert own_folder.stat().st_mode & 0o777 == 0o700
+    assert users_folder.stat().st_mode & 0o777 == 0o755
 
 
 def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_prefect_knows(
@@ -118,16 +123,16 @@ def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_pref
     )
     ours = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     servers = [ours.prefect_server(), ours.mlflow_server()]
-    assert all({"127.0.0.1", "--host=127.0.0.1"} & {*server.argv} for server in servers)
-    assert all(
-        command.env["DO_NOT_TRACK"] == "true"
-        for command in (*servers, *map(ours.worker, site.WORKERS))
-    )
-    assert all(server.env["OTHER_TENANT_API_KEY"] == "" for server in servers)
+    for server in servers:
+        assert {"127.0.0.1", "--host=127.0.0.1"} & {*server.argv}, server.argv
+        assert server.env["OTHER_TENANT_API_KEY"] == "", server.argv
+    for command in (*servers, *map(ours.worker, site.WORKERS)):
+        assert command.env["DO_NOT_TRACK"] == "true", command.argv
     assert [server.env.get("PREFECT_API_KEY") for server in servers] == [None, ""]
     assert Site(tmp_path, "https://mlflow.example.com").mlflow_server() is None
-    given = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
-    assert [n for n in given if n.startswith("PREFECT_") and not hasattr(prefect.settings, n)] == []
+    names = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
+    prefect_names = [name for name in names if name.startswith("PREFECT_")]
+    assert [name for name in prefect_names if not hasattr(prefect.settings, name)] == []
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
     monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
     assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"

@@ -1,4 +1,4 @@
-"""When a canary ends, that looking often costs nothing, and its watch inside the router."""
+"""The end of a canary, checks that cost nothing, and the watch inside the router."""
 
 import asyncio
 import logging
@@ -37,7 +37,8 @@ class FakeModels:
     """Rewrites by version; an error is raised."""
 
     def __init__(self, **rewrites: str | Exception) -> None:
-        self.rewrites, self.asked = rewrites, list[str]()
+        self.rewrites = rewrites
+        self.asked: list[str] = []
 
     async def answer(self, backend: Backend, question: Row, within_s: float) -> ModelAnswer:
         self.asked.append(backend.version)
@@ -92,52 +93,57 @@ def watch_in(
 async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(
     tmp_path: Path,
 ):
-    watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
+    watch = CanaryObserver(CONFIG, tmp_path, None, Clock())
+    models = FakeModels(v1="r1", v2="r2")
     async with running(watch, table_of(tmp_path), models):
-        replaced, failed = (
-            replace(served("challenger"), version="0"),
-            replace(served("champion", None), source="none"),
-        )
-        for one in (
+        of_replaced_model = replace(served("challenger"), version="0")
+        failed = replace(served("champion", None), source="none")
+        answers = [
             served("champion"),
             failed,
             served("challenger"),
             served("none", None),
-            replaced,
-        ) * 2:
-            watch.on_served(replace(one, row_id=one.source), QUESTION)
+            of_replaced_model,
+        ]
+        for answer in answers * 2:
+            watch.on_served(replace(answer, row_id=answer.source), QUESTION)
         await asyncio.sleep(0.01)
         counts = watch.state.counts
-    arms = (counts.champion, counts.challenger)
-    assert [(arm.fallbacks.n, arm.fallbacks.total, arm.latency.n) for arm in arms] == [
-        (2, 1.0, 4),
-        (1, 0.0, 2),
-    ]
-    assert counts.retrieval.n == watch.state.left_out == len(models.asked) == 0
+    champion = counts.champion
+    assert (champion.fallbacks.n, champion.fallbacks.total, champion.latency.n) == (2, 1.0, 4)
+    challenger = counts.challenger
+    assert (challenger.fallbacks.n, challenger.fallbacks.total, challenger.latency.n) == (1, 0.0, 2)
+    assert counts.retrieval.n == 0
+    assert watch.state.left_out == 0
+    assert models.asked == []
 
 
 async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: Path):
     clock = Clock()
-    watch, table = watch_in(tmp_path, clock=clock), table_of(tmp_path)
-    async with running(watch, table):
+    watch = watch_in(tmp_path, clock=clock)
+
+    def has_counted_one() -> bool:
+        state = read_state(tmp_path)
+        return state is not None and state.counts.challenger.fallbacks.n == 1
+
+    async with running(watch, table_of(tmp_path)):
         watch.on_served(served("challenger", None), QUESTION)
-        await until(
-            lambda: (found := read_state(tmp_path)) and found.counts.challenger.fallbacks.n == 1
-        )
+        await until(has_counted_one)
         clock.now += 60
-        (
-            tmp_path / STATE_FILE
-        ).unlink()  # as `canary start` does, where nobody saw the routes without it
+        # `canary start` does this, where nobody saw the routes without a challenger.
+        (tmp_path / STATE_FILE).unlink()
         await until(lambda: read_state(tmp_path))
         state = read_state(tmp_path)
-        assert (state.counts.challenger.fallbacks.n, state.started) == (0, clock.now)
+        assert state.counts.challenger.fallbacks.n == 0
+        assert state.started == clock.now
 
 
 async def compare(
     folder: Path, models: FakeModels, rag: FakeRag, answer: ServedAnswer
 ) -> CanaryState:
     """The state after one answer was compared, or could not be."""
-    watch, table = watch_in(folder, rag), table_of(folder)
+    watch = watch_in(folder, rag)
+    table = table_of(folder)
     async with running(watch, table, models):
         watch.on_served(answer, QUESTION)
         state = watch.state
@@ -164,7 +170,8 @@ async def test_the_other_model_is_asked_and_the_scores_are_paired(
 ):
     rag = rag_of(r1=0.5, r2=0.7)
     state = await compare(tmp_path, FakeModels(**rewrites), rag, served(role, first))
-    assert (state.counts.retrieval.n, [rewrite for _, rewrite in rag.asked]) == (1, retrieved)
+    assert state.counts.retrieval.n == 1
+    assert [rewrite for _, rewrite in rag.asked] == retrieved
     assert state.counts.retrieval.mean == pytest.approx(difference)
 
 
@@ -178,20 +185,20 @@ async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, secon
 
 
 async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path):
-    table, watch = table_of(tmp_path), watch_in(tmp_path)
+    table = table_of(tmp_path)
+    watch = watch_in(tmp_path)
     async with running(watch, table):
         for number in range(100):
             watch.on_served(replace(served("champion", "r1"), row_id=f"{number}"), QUESTION)
         for number in range(30):
             watch.on_served(replace(served("challenger", None), row_id=f"{number}"), QUESTION)
         await until(lambda: table.routes.challenger is None)
-    verdict, state = read_verdict(tmp_path), read_state(tmp_path)
+    verdict = read_verdict(tmp_path)
     assert (verdict.challenger, verdict.champion, verdict.requests) == ("2", "1", 30)
-    assert (
-        verdict.judgement.outcome == "roll_back"
-        and "not answered by it" in verdict.judgement.reason
-    )
-    assert state.judgement.outcome == "roll_back" and watch.state is None
+    assert verdict.judgement.outcome == "roll_back"
+    assert "not answered by it" in verdict.judgement.reason
+    assert read_state(tmp_path).judgement.outcome == "roll_back"
+    assert watch.state is None
 
 
 @pytest.mark.parametrize(
@@ -208,18 +215,18 @@ async def test_a_router_that_was_restarted_counts_on(
     watch = watch_in(tmp_path)
     async with running(watch, table_of(tmp_path)):
         await until(lambda: watch.state)
-        assert (watch.state.counts.challenger.fallbacks.n, watch.state.started) == (
-            requests,
-            started,
-        )
+        assert watch.state.counts.challenger.fallbacks.n == requests
+        assert watch.state.started == started
 
 
 async def test_a_verdict_that_can_t_be_written_is_written_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    folder, clock = tmp_path / "away", Clock()
+    folder = tmp_path / "away"
     folder.write_text("in the way")
-    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, folder, rag_of, clock)
+    clock = Clock()
+    table = table_of(tmp_path)
+    watch = CanaryObserver(CONFIG, folder, rag_of, clock)
     with caplog.at_level(logging.ERROR):
         async with running(watch, table):
             await until(lambda: watch.state)
@@ -233,7 +240,8 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(
 
 async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Path):
     without_a_key = raising(ConfigError("the environment variable RAG_KEY is not set"))
-    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, Clock())
+    table = table_of(tmp_path)
+    watch = CanaryObserver(CONFIG, tmp_path, without_a_key, Clock())
     async with running(watch, table):
         await until(lambda: read_verdict(tmp_path))
         verdict = read_verdict(tmp_path)
@@ -241,7 +249,8 @@ async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Pat
         assert table.routes.challenger is None
         Routes(champion=CHAMPION).write(tmp_path / "routes.json")
         await until(lambda: table._read.challenger is None and not table.routes.challenger)
-        (tmp_path / "verdict.json").unlink()  # the site has acted upon it
+        # The site has acted upon it.
+        (tmp_path / "verdict.json").unlink()
         await until(lambda: table.dropped_reason is None)
     assert verdict.challenger == "2"
     assert (
@@ -253,43 +262,38 @@ async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Pat
 async def test_a_share_of_the_questions_is_compared_and_what_is_too_much_is_counted(tmp_path: Path):
     watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.2}))
     async with running(watch, table_of(tmp_path)):
-        for number in [*range(1000)] * 2:  # each question once
+        # Every question comes twice, and counts once.
+        for number in [*range(1000)] * 2:
             watch.on_served(replace(served("champion"), row_id=str(number)), QUESTION)
         assert 170 < WAITING + watch.state.left_out < 230
 
 
 RULES = Canary(min_requests=50)
-HOUR, DAY = 3600.0, 86_400.0
+HOUR = 3600.0
+DAY = 86_400.0
 
 
 def arm(requests: int, failing: int = 0, latency_ms: float = 100.0) -> ArmCounts:
-    made = ArmCounts()
+    counts = ArmCounts()
     for number in range(requests):
-        made.add(
+        counts.add(
             f"{number}", fallback=number < failing, latency_ms=latency_ms * (1 + number % 10 / 10)
         )
-    return made
+    return counts
 
 
 def test_a_question_counts_once_until_too_many_are_known(monkeypatch: pytest.MonkeyPatch):
     counts = ArmCounts()
-    added = [
-        counts.add("a", fallback=fell_back, latency_ms=1)
-        for fell_back in (False, False, True, True)
-    ]
-    assert added == [1, 0, 0, 0]
-    assert (counts.fallbacks.n, counts.fallbacks.mean, counts.latency.n) == (2, 1 / 2, 4), (
-        "another outcome counts"
-    )
+    outcomes = (False, False, True, True)
+    are_new = [counts.add("a", fallback=fell_back, latency_ms=1) for fell_back in outcomes]
+    assert are_new == [True, False, False, False]
+    assert counts.fallbacks.n == 2, "another outcome counts"
+    assert counts.fallbacks.mean == 1 / 2
+    assert counts.latency.n == 4
     monkeypatch.setattr(canary, "MOST_QUESTIONS", 2)
     counts = ArmCounts()
-    assert [counts.add(question, fallback=False, latency_ms=1) for question in "aabca"] == [
-        1,
-        0,
-        1,
-        1,
-        1,
-    ]
+    are_new = [counts.add(question, fallback=False, latency_ms=1) for question in "aabca"]
+    assert are_new == [True, False, True, True, True]
 
 
 def pairs(*differences: float) -> Mean:
@@ -305,7 +309,8 @@ def test_the_bound_is_the_one_of_the_authors_own_library():
 
 
 def test_bounds_close_in_on_the_mean():
-    rng, mean = random.Random(1), Mean()
+    rng = random.Random(1)
+    mean = Mean()
     for _ in range(20_000):
         mean.add(float(rng.random() < 0.1))
     low, high = mean.interval(0.05)
@@ -324,32 +329,128 @@ def test_p95_is_bounded_from_both_sides():
 
 SLOW = arm(1000, latency_ms=220)
 GAINS = pairs(*[0.2, 0.1] * 300)
+LOSSES = pairs(*[-0.6, -0.5] * 40)
+SMALL_LOSSES = pairs(*[-0.01] * 5000)
+MANY_REQUESTS = Canary(min_requests=1001)
 
 
 @pytest.mark.parametrize(
     ("counts", "config", "seconds", "outcome", "reason"),
     [
-        (CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1)), RULES, HOUR, "keep", "100 requests"),
-        (CanaryCounts(champion=arm(200), challenger=arm(20, 20)), RULES, 10, "roll_back", "100.0% of its 20 questions"),
-        (CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), RULES, 10, "keep", ""),
-        (CanaryCounts(challenger=arm(100, 50)), RULES, 10, "roll_back", "were not answered by it"),
-        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), RULES, HOUR, "keep", ""),
-        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)), RULES, HOUR, "roll_back", "2.0% more are"),
-        (CanaryCounts(champion=arm(3000), challenger=SLOW), RULES, HOUR, "roll_back", "its p95 latency of"),
-        (CanaryCounts(champion=arm(3000), challenger=SLOW), Canary(min_requests=1001), HOUR, "keep", ""),
-        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40)), RULES, 10, "roll_back", "by −0.550"),
-        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.01] * 5000)), RULES, HOUR, "keep", ""),
-        (CanaryCounts(champion=arm(1000), challenger=arm(100)), RULES, DAY, "undecided", "within 24:00:00: 100"),
-        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), RULES, DAY - 1, "keep", ""),
-        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), RULES, DAY, "better", "after 24:00:0"),
-        (CanaryCounts(challenger=arm(10), retrieval=GAINS), RULES, DAY, "undecided", ""),
+        pytest.param(
+            CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1)),
+            RULES,
+            HOUR,
+            "keep",
+            "100 requests",
+            id="healthy",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(200), challenger=arm(20, 20)),
+            RULES,
+            10,
+            "roll_back",
+            "100.0% of its 20 questions",
+            id="always fails",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)),
+            RULES,
+            10,
+            "keep",
+            "",
+            id="an outage of both",
+        ),
+        pytest.param(
+            CanaryCounts(challenger=arm(100, 50)),
+            RULES,
+            10,
+            "roll_back",
+            "were not answered by it",
+            id="no champion's requests",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)),
+            RULES,
+            HOUR,
+            "keep",
+            "",
+            id="few failures",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)),
+            RULES,
+            HOUR,
+            "roll_back",
+            "2.0% more are",
+            id="failures",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(3000), challenger=SLOW),
+            RULES,
+            HOUR,
+            "roll_back",
+            "its p95 latency of",
+            id="slow",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(3000), challenger=SLOW),
+            MANY_REQUESTS,
+            HOUR,
+            "keep",
+            "",
+            id="slow, but few requests",
+        ),
+        pytest.param(
+            CanaryCounts(challenger=arm(20), retrieval=LOSSES),
+            RULES,
+            10,
+            "roll_back",
+            "by −0.550",
+            id="worse retrieval, few requests",
+        ),
+        pytest.param(
+            CanaryCounts(challenger=arm(20), retrieval=SMALL_LOSSES),
+            RULES,
+            HOUR,
+            "keep",
+            "",
+            id="a small loss",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(1000), challenger=arm(100)),
+            RULES,
+            DAY,
+            "undecided",
+            "within 24:00:00: 100",
+            id="time is over",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS),
+            RULES,
+            DAY - 1,
+            "keep",
+            "",
+            id="better, but too early",
+        ),
+        pytest.param(
+            CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS),
+            RULES,
+            DAY,
+            "better",
+            "after 24:00:0",
+            id="better",
+        ),
+        pytest.param(
+            CanaryCounts(challenger=arm(10), retrieval=GAINS),
+            RULES,
+            DAY,
+            "undecided",
+            "",
+            id="better, but few requests",
+        ),
     ],
-    ids=[
-        "healthy", "always fails", "an outage of both", "no champion's requests", "few failures", "failures", "slow",
-        "slow, but few requests", "worse retrieval, few requests", "a small loss", "time is over",
-        "better, but too early", "better", "better, but few requests",
-    ],
-)  # fmt: skip
+)
 def test_a_canary_is_judged(
     counts: CanaryCounts, config: Canary, seconds: float, outcome: str, reason: str
 ):
@@ -363,10 +464,13 @@ def test_looking_again_and_again_at_equal_models_rolls_hardly_any_back():
 
 
 def _ends_early(seed: int) -> bool:
-    rng, counts = random.Random(seed), CanaryCounts()
+    rng = random.Random(seed)
+    counts = CanaryCounts()
     for request in range(800):
-        one = counts.challenger if rng.random() < 0.3 else counts.champion
-        one.add(f"{request}", fallback=rng.random() < 0.05, latency_ms=rng.lognormvariate(5, 0.5))
+        arm_counts = counts.challenger if rng.random() < 0.3 else counts.champion
+        arm_counts.add(
+            f"{request}", fallback=rng.random() < 0.05, latency_ms=rng.lognormvariate(5, 0.5)
+        )
         counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(0, 0.2))))
         if request % 5 == 0 and judge(counts, RULES, HOUR).outcome != "keep":
             return True

@@ -1,4 +1,4 @@
-"""Is what should be served being served? With a router that answers as a test says."""
+"""The check of what is being served, with a router that answers as a test says."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +34,9 @@ def check(profile_of: ProfileOf, serve: Any) -> Check:
 
 @pytest.fixture
 def folder(profile_of: ProfileOf) -> Path:
-    found = serving_folder(profile_of())
-    found.mkdir(parents=True)
-    return found
+    serving = serving_folder(profile_of())
+    serving.mkdir(parents=True)
+    return serving
 
 
 def write_canary(folder: Path, *, looked: float) -> None:
@@ -48,19 +48,18 @@ def test_all_is_well_with_a_champion_that_serves_or_is_coming_up_unless_the_rout
     check: Check,
 ):
     health = check({"champion": "1"})
-    assert (health.problems, health.notes, health.serving) == ([], [], "1")
+    assert health.problems == []
+    assert health.notes == []
+    assert health.serving == "1"
     assert "| Answers | 1 |" in health.markdown
     assert "All is as it should be." in health.markdown
     health = check({"champion": "2"})
-    assert (health.problems, health.notes) == (
-        [],
-        ["version 1 answers until version 2 has come up"],
-    )
-    assert (
-        "answers without a model: version 1"
-        in check({"champion": "1"}, status="degraded").problems[0]
-    )
-    assert "is the disk full?" in check({"champion": "1"}, request_log="failing").problems[0]
+    assert health.problems == []
+    assert health.notes == ["version 1 answers until version 2 has come up"]
+    degraded = check({"champion": "1"}, status="degraded")
+    assert "answers without a model: version 1" in degraded.problems[0]
+    without_log = check({"champion": "1"}, request_log="failing")
+    assert "is the disk full?" in without_log.problems[0]
 
 
 def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(
@@ -69,22 +68,22 @@ def test_a_router_that_is_down_is_a_problem_once_there_is_a_champion(
     profile = profile_of(serve={"host": "0.0.0.0", "port": 9, "api_key_env": "KEY"})
     assert check_serving(profile, {}).problems == []
     assert check_serving(profile, {"champion": "3"}).problems == [
-        "version 3 is the champion, but no router answers at http://127.0.0.1:9; start `qinglan serve --profile test`"
+        "version 3 is the champion, but no router answers at http://127.0.0.1:9; "
+        "start `qinglan serve --profile test`"
     ]
     ipv6 = profile_of(serve={"host": "::1", "port": 9})
     assert check_serving(ipv6, {}).url == "http://[::1]:9"
     another_service = serve(lambda _: (200, ["hello"])).url.removesuffix("/v1")
-    assert (
-        "no router answers"
-        in check_serving(profile, {"champion": "1"}, another_service).problems[0]
-    )
+    (problem,) = check_serving(profile, {"champion": "1"}, another_service).problems
+    assert "no router answers" in problem
 
 
 def test_a_canary_is_shown_while_it_is_watched_and_how_it_ended(check: Check, folder: Path):
     assert check(CANARY).notes == ["version 2 is the challenger, but gets no requests yet"]
     write_canary(folder, looked=NOW - 5)
     health = check(CANARY)
-    assert (health.problems, health.notes) == ([], [])
+    assert health.problems == []
+    assert health.notes == []
     assert (
         "| Canary | version 2 gets 10%: keep, not checked yet; 0 requests to it, 0 to version 1 |"
         in health.markdown

@@ -21,6 +21,7 @@ from qinglan.recipes.passage_judge import BEST, verdict_recipe
 from qinglan.registry import Released, prompt_digest
 from qinglan.rows import Row
 from qinglan.runs.run import open_run
+from qinglan.serving import local_judge
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge, serve_judge
 from qinglan.tasks import rl as rl_module
 
@@ -40,26 +41,23 @@ def models(database: str, tmp_path: Path) -> Models:
 
 def register(models: Models, profile: Profile, **fields: Any) -> str:
     prompt = prompt_digest(profile.model_copy(update={"recipe": "passage_judge"}))
-    known = {"recipe": "passage_judge", "prompt_sha256": prompt} | fields
-    return models.registry.promote(
-        models.registry.register(models.candidate(**known)).version
-    ).version
+    fields = {"recipe": "passage_judge", "prompt_sha256": prompt} | fields
+    registered = models.registry.register(models.candidate(**fields))
+    return models.registry.promote(registered.version).version
 
 
 def test_no_champion_is_said_before_anything_is_spent_and_no_database_made(
     profile_of: ProfileOf, tmp_path: Path
 ):
     profile = judged(profile_of, tracking={"uri": f"sqlite:///{tmp_path / 'none.db'}"})
-    (problem,) = (
-        check.problem for check in inspect_profile(profile, "train") if check.name == "local judge"
-    )
-    assert problem and problem.startswith(
+    checks = inspect_profile(profile, "train")
+    (problem,) = [check.problem for check in checks if check.name == "local judge"]
+    assert problem
+    assert problem.startswith(
         f"judge.local.model: {MODEL} has no champion in the registry at sqlite"
     )
-    assert (
-        "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)"
-        in problem
-    )
+    hint = "train and release one (docs/how-to/answer-judge.md; `qinglan release list` shows them)"
+    assert hint in problem
     assert "local judge" not in {check.name for check in inspect_profile(profile, "refresh")}
     assert not (tmp_path / "none.db").exists()
 
@@ -70,18 +68,19 @@ def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileO
     first = released_judge(profile)
     register(models, profile, weights="two")
     second = released_judge(profile)
-    assert first and second
-    assert (first.name, second.name) == (f"{models.name}-v1", f"{models.name}-v2")
-    assert first.key_salt != second.key_salt and first.identity != second.identity
-    one, other, slower = (
-        ReleasedJudge(LocalJudge(model="m", **settings), first.released)
-        for settings in (
-            {"max_tokens": 64},
-            {"max_tokens": 128},
-            {"max_tokens": 64, "concurrency": 1},
-        )
-    )
-    assert one.identity == slower.identity != other.identity, "it holds what its answers depend on"
+    assert first
+    assert second
+    assert first.name == f"{models.name}-v1"
+    assert second.name == f"{models.name}-v2"
+    assert first.key_salt != second.key_salt
+    assert first.identity != second.identity
+
+    def identity_of(**settings: Any) -> dict[str, Any]:
+        return ReleasedJudge(LocalJudge(model="m", **settings), first.released).identity
+
+    short_answers = identity_of(max_tokens=64)
+    assert identity_of(max_tokens=64, concurrency=1) == short_answers
+    assert identity_of(max_tokens=128) != short_answers, "it holds what its answers depend on"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +122,18 @@ def test_the_estimate_takes_its_price(profile_of: ProfileOf):
     with site_ledger(profile) as ledger:
         counts = count_questions(profile, [row], ledger)
         parts = {part.what: part for part in estimate(profile, "train", counts, ledger)}
-    own, paid = parts["rl verdicts"], parts["local judge"]
-    assert (own.model, own.questions, paid.model, paid.questions) == (MODEL, 640, "small", 800)
+    own = parts["rl verdicts"]
+    assert (own.model, own.questions) == (MODEL, 640)
     assert own.cost_usd > 0
+    paid = parts["local judge"]
+    assert (paid.model, paid.questions) == ("small", 800)
 
 
 async def test_a_judge_of_passages_learns_the_workbooks_word_and_asks_no_model(
     profile_of: ProfileOf,
 ):
-    recipe, tenant = passage_judge.RECIPE, profile_of().tenant
+    recipe = passage_judge.RECIPE
+    tenant = profile_of().tenant
     row = Row(
         id="r",
         tenant="t",
@@ -140,13 +142,12 @@ async def test_a_judge_of_passages_learns_the_workbooks_word_and_asks_no_model(
         inputs={"candidate": "一天\n一回", "verdict": "错误"},
     )
     learnt = await recipe.distill(row, Clients(), tenant)
-    assert [recipe.parts(learnt, said)["main"] for said in ("错误", "正确", "不知道")] == [1, 0, 0]
-    asked = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "一天\n一回", tenant)
-    assert (
-        asked == recipe.student_messages(row, tenant)
-        and asked[-1]["content"] == "咋 吃\n资料：一天 一回"
-    )
-    assert [recipe.verdict_score(said) for said in ("正确", "吃无， 错误\n")] == [BEST, 0]
+    answers = ("错误", "正确", "不知道")
+    assert [recipe.parts(learnt, answer)["main"] for answer in answers] == [1, 0, 0]
+    messages = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "一天\n一回", tenant)
+    assert messages == recipe.student_messages(row, tenant)
+    assert messages[-1]["content"] == "咋 吃\n资料：一天 一回"
+    assert [recipe.verdict_score(answer) for answer in ("正确", "吃无， 错误\n")] == [BEST, 0]
     assert (
         load_profile("embedded_local_judge").judge.local.model
         == load_profile("passage_judge").model_name
@@ -166,16 +167,11 @@ def test_a_judge_waits_for_its_port(
     ):
         port = server.getsockname()[1]
         server.accept()[0].close()
-    folders, released = (
-        SimpleNamespace(folder=lambda *_: tmp_path),
-        SimpleNamespace(name="m", version="1"),
-    )
-    for name, value in {
-        "PORTS": [port],
-        "_PORT_FREE_WITHIN_S": 0.2,
-        "registry_of": lambda *_: folders,
-    }.items():
-        monkeypatch.setattr(f"qinglan.serving.local_judge.{name}", value)
+    registry = SimpleNamespace(folder=lambda *_: tmp_path)
+    released = SimpleNamespace(name="m", version="1")
+    monkeypatch.setattr(local_judge, "PORTS", [port])
+    monkeypatch.setattr(local_judge, "_PORT_FREE_WITHIN_S", 0.2)
+    monkeypatch.setattr(local_judge, "registry_of", lambda *_: registry)
     judge = ReleasedJudge(LocalJudge(model="m"), cast(Released, released))
     with (
         pytest.raises(EngineError, match=f"port {port} was not "),
@@ -192,15 +188,14 @@ def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: Profile
     )
     with open_run(profile, "train") as run:
         services = partial(Addresses, "", "http://paid/v1", "")
-        own, paid = (
-            rl_module._reward_service(run, services, tmp_path / "s", each)
-            for each in (served, None)
-        )
-    assert own.judge and paid.judge
-    assert (own.judge.model, own.judge_url, own.judge_recipe) == (
-        f"{MODEL}-v3",
-        served.url,
-        "passage_judge",
-    )
-    assert (paid.judge.model, paid.judge_url, paid.judge_recipe) == ("small", "http://paid/v1", "")
+        own = rl_module._reward_service(run, services, tmp_path / "s", served)
+        paid = rl_module._reward_service(run, services, tmp_path / "s", None)
+    assert own.judge
+    assert own.judge.model == f"{MODEL}-v3"
+    assert own.judge_url == served.url
+    assert own.judge_recipe == "passage_judge"
+    assert paid.judge
+    assert paid.judge.model == "small"
+    assert paid.judge_url == "http://paid/v1"
+    assert paid.judge_recipe == ""
     assert own.judge_key_salt != paid.judge_key_salt

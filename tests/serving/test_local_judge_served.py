@@ -1,5 +1,4 @@
-"""A judge of our own, served for real by ms-swift from MLflow's registry, and compared with the
-judge.
+"""A judge of our own, served by ms-swift from MLflow's registry, and compared with the judge.
 
 The tiny model holds everything right, so that it agrees with the judge by chance alone.
 """
@@ -35,33 +34,31 @@ pytestmark = [
         "ignore::DeprecationWarning", "ignore::ResourceWarning"
     ),  # Prefect's, MLflow's
 ]
-MODEL, ROWS = "qinglan.t.passage_judge", 12
+MODEL = "qinglan.t.passage_judge"
+ROWS = 12
 
 
-def found(body: dict[str, Any]) -> Any:
-    """The teacher's whole rewrite finds `g`, anything else a passage that bears the question's
-    number."""
-    whole = len(body.get("rewritten_query", "").split()) == 2
+def retrieve(body: dict[str, Any]) -> Any:
+    """The RAG's answer: `g` for the teacher's rewrite, else one with the question's number."""
+    is_whole = len(body.get("rewritten_query", "").split()) == 2
     number = body["query"].removeprefix("虾青素").removesuffix("咋吃")
-    return 200, recall(("g" if whole else f"p{number}", 0.9))
+    passage = "g" if is_whole else f"p{number}"
+    return 200, recall((passage, 0.9))
 
 
-def judged(body: dict[str, Any]) -> Any:
-    """What the teacher's rewrites find is right, and of the other passages those of every third
-    question."""
-    passage = asked(body).rpartition("正文")[2]
-    right = passage == "g" or int(passage.removeprefix("p")) % 3 == 0
-    return 200, completion('{"score": 5}' if right else '{"score": 1}')
+def judge_passage(body: dict[str, Any]) -> Any:
+    """The judge's answer: right are `g`, and every third question's other passage."""
+    _, _, passage = asked(body).rpartition("正文")
+    is_right = passage == "g" or int(passage.removeprefix("p")) % 3 == 0
+    return 200, completion('{"score": 5}' if is_right else '{"score": 1}')
 
 
 def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(
     tmp_path: Path, profile_of: Callable[..., Profile], serve: Callable[[Script], FakeService]
 ):
-    rag, judge, models = (
-        serve(found),
-        serve(judged),
-        Models(f"sqlite:///{tmp_path / 'mlflow.db'}", MODEL, tmp_path),
-    )
+    rag = serve(retrieve)
+    judge = serve(judge_passage)
+    models = Models(f"sqlite:///{tmp_path / 'mlflow.db'}", MODEL, tmp_path)
 
     def profile_with(**local: Any) -> Profile:
         local |= {"model": MODEL, "timeout_s": 300, "price": PRICE}
@@ -108,18 +105,17 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(
         StageError, match=r"κ 0\.00 .*24 passages: κ's 95% interval must .*min_agreement = 0\.6"
     ):
         compare(min_agreement_pairs=2 * ROWS)
-    result = compare(when_below="go_on")  # a live RAG is asked anew, the judges are not
-    assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (
-        2 * ROWS,
-        0,
-        0,
-    )
+    # A live RAG is asked anew, the judges are not.
+    result = compare(when_below="go_on")
+    assert result.metrics["pairs"] == 2 * ROWS
+    assert result.metrics["unreadable"] == 0
+    assert result.metrics["failed"] == 0
     assert result.metrics["share"] == pytest.approx(2 / 3)
     assert {pair.local for pair in read_jsonl(result.path("pairs"), JudgedPassage)} == {5.0}
     assert len(judge.bodies) == 2 * ROWS
     with site_ledger(profile_with()) as ledger:
-        spent = {each.key: each for each in ledger.spending("model")}
-        roles = {each.key: each.calls for each in ledger.spending("role")}
-    assert roles == {"judge": 2 * ROWS, "judge.local": 2 * ROWS}
-    assert spent[f"{MODEL}-v1"].cost_usd > 0
+        by_model = {spending.key: spending for spending in ledger.spending("model")}
+        calls_by_role = {spending.key: spending.calls for spending in ledger.spending("role")}
+    assert calls_by_role == {"judge": 2 * ROWS, "judge.local": 2 * ROWS}
+    assert by_model[f"{MODEL}-v1"].cost_usd > 0
     assert processes_with("swift.cli.deploy", f"{MODEL}-v1") == []

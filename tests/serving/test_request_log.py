@@ -1,5 +1,4 @@
-"""The request log: consent, redaction, one file a day that reads as a workbook, and what goes wrong
-with disks."""
+"""The request log: consent, redaction, a file a day that reads as a workbook, and bad disks."""
 
 import fcntl
 import json
@@ -31,7 +30,8 @@ from qinglan.serving.request_log import RequestLogWriter
 from qinglan.serving.router import create_app
 from qinglan.serving.routes import Backend, Routes
 
-TODAY, TOMORROW = date(2026, 11, 21), date(2026, 11, 22)
+TODAY = date(2026, 11, 21)
+TOMORROW = date(2026, 11, 22)
 wait_for = partial(wait_until, look_every_s=0.01)
 
 
@@ -86,24 +86,32 @@ def test_the_folder_reads_as_a_workbook_with_what_was_answered(profile):
     settings = profile()
     rows = [question("菌粉睡前吃行不行", "孕妇", "问过钙片"), question('"引号"，\n换行')]
     write(settings, *rows)
-    found = list(read_rows(folder_of(settings), settings.data, settings.tenant))
+    logged = list(read_rows(folder_of(settings), settings.data, settings.tenant))
     expected = [(row.id, row.query, row.profile, row.history, "ok") for row in rows]
-    assert [(row.id, row.query, row.profile, row.history, row.status) for row in found] == expected
+    assert [(row.id, row.query, row.profile, row.history, row.status) for row in logged] == expected
     [path] = folder_of(settings).iterdir()
-    assert found[0].source == f"{path.name}:1" == "2026-11-21.jsonl:1"
+    assert path.name == "2026-11-21.jsonl"
+    assert logged[0].source == "2026-11-21.jsonl:1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text().splitlines()[0])["qinglan"] == {
-        "row_id": rows[0].id, "origin": "", "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7",
-        "source": "model", "reason": "", "answer": "益生菌 时间",
-    }  # fmt: skip
+        "row_id": rows[0].id,
+        "origin": "",
+        "at": "2026-11-21T00:00:00+00:00",
+        "role": "champion",
+        "version": "7",
+        "source": "model",
+        "reason": "",
+        "answer": "益生菌 时间",
+    }
 
 
 def test_a_forgotten_question_is_not_taken(profile):
-    settings, known = profile(), question("菌粉睡前吃行不行", "孕妇")
-    Tombstones().adding(rows=[known.id]).write(settings.paths.state)
-    log = write(settings, known, question("钙片能嚼吗"))
+    settings = profile()
+    forgotten = question("菌粉睡前吃行不行", "孕妇")
+    Tombstones().adding(rows=[forgotten.id]).write(settings.paths.state)
+    log = write(settings, forgotten, question("钙片能嚼吗"))
     assert log.outcomes == {"forgotten": 1, "written": 1}
-    assert known.query not in (folder_of(settings) / "2026-11-21.jsonl").read_text()
+    assert forgotten.query not in (folder_of(settings) / "2026-11-21.jsonl").read_text()
 
 
 @pytest.mark.parametrize(("redacted", "phone"), [(True, "[手机号]"), (False, "13812345678")])
@@ -115,14 +123,14 @@ def test_personal_numbers_reach_no_file(
     columns = {"query": "用户提问", "inputs": {"hint": "线索"}}
     settings = profile_of(recipe=recipe, serve={"request_log": log}, data={"columns": columns})
     row = question("我是13812345678", "电话13812345678", "13812345678")
-    row = row.model_copy(update={"inputs": {"hint": "电话13812345678"}})
+    row = row.with_inputs({"hint": "电话13812345678"})
     write(settings, row, rewrite="13812345678 能吃")
-    (kept,) = read_rows(
-        folder_of(settings), settings.data, settings.tenant, inputs=get_recipe(recipe).INPUTS
-    )
-    assert (kept.query, kept.profile, kept.history) == (f"我是{phone}", f"电话{phone}", phone)
-    assert kept.inputs == {"hint": f"电话{phone}"}
-    assert ("13812345678" in (tmp_path / "log" / "2026-11-21.jsonl").read_text()) == (not redacted)
+    inputs = get_recipe(recipe).INPUTS
+    (logged,) = read_rows(folder_of(settings), settings.data, settings.tenant, inputs=inputs)
+    assert (logged.query, logged.profile, logged.history) == (f"我是{phone}", f"电话{phone}", phone)
+    assert logged.inputs == {"hint": f"电话{phone}"}
+    content = (tmp_path / "log" / "2026-11-21.jsonl").read_text()
+    assert ("13812345678" in content) == (not redacted)
 
 
 def test_a_question_stands_there_once_a_day(profile):
@@ -140,16 +148,19 @@ def test_a_question_stands_there_once_a_day(profile):
 
 def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     monkeypatch.setattr(request_log, "_TICK_S", 0.01)
-    settings, day = profile(), [TODAY]
+    settings = profile()
     folder = folder_of(settings)
+    day = [TODAY]
     log = RequestLogWriter(folder, settings, lambda: day[0])
     put(log, question("菌粉睡前吃行不行"))
     wait_for("a line", lambda: log.outcomes["written"])
     assert names(settings) == ["2026-11-21.jsonl.partial"]
-    (folder / "2026-11-21.jsonl.partial").unlink()  # by somebody who tidies up
+    # Somebody tidies up.
+    (folder / "2026-11-21.jsonl.partial").unlink()
     put(log, question("另一个问题"))
     wait_for("a line", lambda: log.outcomes["written"] == 2)
-    day[0] = TOMORROW  # nothing needs to be asked for the day to end
+    # The day ends even if nothing is asked.
+    day[0] = TOMORROW
     wait_for("the day's end", lambda: names(settings) == ["2026-11-21.jsonl"])
     assert len(list_files(folder).read) == 1
     log.close()
@@ -173,15 +184,19 @@ def test_what_a_killed_router_left_is_finished_a_running_ones_file_is_left_to_it
         "2026-11-18.xlsx",
     ):
         (folder / name).write_text("x\n")
-    with (folder / "2026-11-21.jsonl.partial").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        other.write(half)
-        other.flush()
+    with (folder / "2026-11-21.jsonl.partial").open("w") as file_of_running_router:
+        fcntl.flock(file_of_running_router, fcntl.LOCK_EX)
+        file_of_running_router.write(half)
+        file_of_running_router.flush()
         write(settings, question("我的问题"))
     assert names(settings) == [
-        "2026-11-18.xlsx", "2026-11-19.jsonl", "2026-11-20.jsonl", "2026-11-21.2.jsonl", "2026-11-21.jsonl.partial",
+        "2026-11-18.xlsx",
+        "2026-11-19.jsonl",
+        "2026-11-20.jsonl",
+        "2026-11-21.2.jsonl",
+        "2026-11-21.jsonl.partial",
         "mine.jsonl",
-    ]  # fmt: skip
+    ]
     assert (folder / "2026-11-20.jsonl").read_text() == '{"问题": "昨天的问题"}\n'
 
 
@@ -189,30 +204,26 @@ def test_what_reading_would_refuse_or_more_than_a_day_takes_is_not_written(profi
     settings = profile()
     log = write(settings, question("长" * 501), question("？！"), question("问", "长" * 2001))
     assert log.outcomes == {"unusable": 3}
-    longer = settings.model_copy(
-        update={"data": settings.data.model_copy(update={"max_context_chars": 5000})}
-    )
-    assert write(longer, question("问", "长" * 4001)).outcomes == {"unusable": 1}, (
-        "a part would be another question"
-    )
+    data = settings.data.model_copy(update={"max_context_chars": 5000})
+    longer = settings.model_copy(update={"data": data})
+    log = write(longer, question("问", "长" * 4001))
+    assert log.outcomes == {"unusable": 1}, "a part would be another question"
     assert names(settings) == []
     monkeypatch.setattr(day_file, "MOST_A_DAY", 2)
-    assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {
-        "written": 2,
-        "day_full": 3,
-    }
+    log = write(profile(), *(question(f"问题{number}") for number in range(5)))
+    assert log.outcomes == {"written": 2, "day_full": 3}
 
 
 def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
     monkeypatch.setattr(request_log, "_MOST_WAITING", 2)
-    held = threading.Event()
-    monkeypatch.setattr(DayFile, "add", lambda *_: held.wait(60) and "written")
+    released = threading.Event()
+    monkeypatch.setattr(DayFile, "add", lambda *_: released.wait(60) and "written")
     settings = profile()
     log = open_log(settings)
     for number in range(10):
         put(log, question(f"问题{number}"))
     lost = log.outcomes["queue_full"]
-    held.set()
+    released.set()
     log.close()
     assert lost >= 7
     assert log.outcomes["written"] == 10 - lost
@@ -221,8 +232,8 @@ def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
 def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     day = DayFile(tmp_path, TODAY)
     day.add("0" * 16, {"问题": "一"})
-    real = day_file.os.write
-    monkeypatch.setattr(day_file.os, "write", lambda file, line: real(file, line[:5]))
+    write_file = day_file.os.write
+    monkeypatch.setattr(day_file.os, "write", lambda file, line: write_file(file, line[:5]))
     with pytest.raises(OSError, match="No space left"):
         day.add("1" * 16, {"问题": "二"})
     monkeypatch.undo()
@@ -233,10 +244,11 @@ def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, monkeypatch):
-    real, final = fcntl.flock, tmp_path / "2026-11-21.jsonl"
+    flock = fcntl.flock
+    final = tmp_path / "2026-11-21.jsonl"
 
-    def ends_meanwhile(file: int, how: int) -> None:
-        real(file, how)
+    def ends_meanwhile(file: int, operation: int) -> None:
+        flock(file, operation)
         if not final.exists():
             final.write_text('{"问题": "一"}\n')
 
@@ -265,7 +277,8 @@ def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile
     (tmp_path / "file").unlink()
     put(log, question("二"))
     log.close()
-    assert (log.outcomes, log.is_failing) == ({"failed": 1, "written": 1}, False)
+    assert log.outcomes == {"failed": 1, "written": 1}
+    assert not log.is_failing
 
 
 def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
@@ -277,7 +290,7 @@ def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("settings", "header", "kept"),
+    ("settings", "header", "logged_questions"),
     [
         ({"consent": "all"}, None, 1),
         ({"consent": "none"}, "yes", 0),
@@ -287,9 +300,12 @@ def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch)
         ({"folder": None}, "yes", 0),
     ],
 )
-def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settings, header, kept):
+def test_only_who_agreed_is_kept(
+    profile, serve, tmp_path, caplog, capfd, settings, header, logged_questions
+):
     caplog.set_level("DEBUG")
-    model, routes = serve(lambda _: (200, completion("益生菌 时间"))), tmp_path / "routes.json"
+    model = serve(lambda _: (200, completion("益生菌 时间")))
+    routes = tmp_path / "routes.json"
     Routes(champion=Backend(url=model.url, model="m", version="7")).write(routes)
     with TestClient(create_app(profile(**settings), routes), "http://localhost") as client:
         body = {"messages": [{"role": "user", "content": "菌粉睡前吃行不行"}]}
@@ -297,7 +313,7 @@ def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settin
         assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
         page = client.get("/metrics").text
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
-    assert sum("菌粉" in text for text in files) == kept
+    assert sum("菌粉" in text for text in files) == logged_questions
     assert "菌粉" not in caplog.text + page + "".join(capfd.readouterr())
 
 
@@ -312,26 +328,24 @@ def test_clients_have_their_own_consent_and_quota_and_are_named_as_origins(
     }
     log = {"folder": str(tmp_path / "log"), "consent": "header"}
     settings = profile_of(serve={"request_log": log, "api_key_env": "OWN", "api_keys": keys})
-    asked = [("app", "一"), ("app", "二"), ("app", "三"), ("other", "四"), ("own", "五")]
-    for _ in range(2):  # a restart keeps what was counted
+    questions = [("app", "一"), ("app", "二"), ("app", "三"), ("other", "四"), ("own", "五")]
+    # A restart keeps what was counted.
+    for _ in range(2):
         with TestClient(create_app(settings, tmp_path / "routes.json")) as client:
-            for name, text in asked:
+            for name, text in questions:
                 headers = {
                     "authorization": f"Bearer {name}-secret",
                     "x-log-consent": "yes" if name == "own" else "no",
                 }
                 body = {"messages": [{"role": "user", "content": text}]}
-                assert (
-                    client.post("/v1/chat/completions", json=body, headers=headers).status_code
-                    == 200
-                )
-    logged = [
-        json.loads(line)
-        for path in (tmp_path / "log").iterdir()
-        for line in path.read_text().splitlines()
-    ]
-    origins = {each["问题"]: each["qinglan"]["origin"] for each in logged}
-    assert (origins, len(logged)) == ({"一": "app", "二": "app", "五": "default"}, 3)
+                answer = client.post("/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+    logged: list[dict[str, Any]] = []
+    for path in (tmp_path / "log").iterdir():
+        logged += [json.loads(line) for line in path.read_text().splitlines()]
+    origins = {record["问题"]: record["qinglan"]["origin"] for record in logged}
+    assert origins == {"一": "app", "二": "app", "五": "default"}
+    assert len(logged) == 3
     assert "secret" not in json.dumps(logged)
     monkeypatch.setenv("APP", "own-secret")
     with pytest.raises(ConfigError, match=r"serve\.api_keys\.app: has the same key as default"):
@@ -386,7 +400,8 @@ def test_numbers_of_people_are_replaced(text, expected):
         "4111111111111112",  # no card by Luhn
         "温度是36.5，血压120/80，体重65.5",
         "比例1:2:3，2026-11-21，10:30",
-        "3000/4000/5000单位，150/2000/300毫克，192.168.1.10，2026.11.21 13:00，订单8612812345678、98613812345678",
+        "3000/4000/5000单位，150/2000/300毫克，192.168.1.10，2026.11.21 13:00，"
+        "订单8612812345678、98613812345678",
         "@所有人",
         "",
         "Ａ１２３全角也原样",

@@ -39,13 +39,11 @@ def process(log: Path, *argv: str) -> Iterator[tuple[subprocess.Popen[str], str]
 
 @contextmanager
 def router(folder: Path, *settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """With a champion, and no deadline that a busy machine could miss."""
-    with process(folder / "model.log", str(BENCHMARK), "--stub", "0", "--model-ms", "5") as (
-        _,
-        model,
-    ):
+    """A router with a champion, and without a deadline that a busy machine could miss."""
+    stub = (str(BENCHMARK), "--stub", "0", "--model-ms", "5")
+    with process(folder / "model.log", *stub) as (_, model_url):
         routes = folder / "routes.json"
-        Routes(champion=Backend(url=f"{model}/v1", model="m", version="1")).write(routes)
+        Routes(champion=Backend(url=f"{model_url}/v1", model="m", version="1")).write(routes)
         argv = [
             "-m",
             "qinglan.serving.router",
@@ -96,7 +94,8 @@ def test_clients_that_send_nothing_more_keep_no_other_waiting(tmp_path: Path, se
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # as most shells have it
+        # Most shells have this limit.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
         _, url = stack.enter_context(router(tmp_path))
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_000, hard), hard))
         assert ask(url).headers["x-qinglan-source"] == "model"
@@ -125,28 +124,27 @@ def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.Mo
             with pytest.raises(openai.NotFoundError, match="`gpt-5` does not exist"):
                 client.chat.completions.create(model="gpt-5", messages=messages)
         with (
-            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as other,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client_with_wrong_key,
             pytest.raises(openai.AuthenticationError),
         ):
-            other.models.list()
+            client_with_wrong_key.models.list()
     assert answer.choices[0].message.content == "益生菌 服用时间 饭前饭后"
     assert answer.model_extra["qinglan"]["source"] == "model"
-    assert answer.usage and answer.usage.total_tokens == 110
+    assert answer.usage
+    assert answer.usage.total_tokens == 110
     assert [chunk.choices[0].delta.content for chunk in stream] == ["益生菌 服用时间 饭前饭后"]
 
 
 def test_bad_settings_are_one_line(tmp_path: Path):
     argv = [
+        sys.executable,
         "-m",
         "qinglan.serving.router",
-        "--profile",
-        "embedded",
-        "--routes",
-        str(tmp_path / "r"),
-        "--set",
+        "--profile=embedded",
+        f"--routes={tmp_path / 'r'}",
+        "--set=serve.host=0.0.0.0",
     ]
-    done = subprocess.run(
-        [sys.executable, *argv, "serve.host=0.0.0.0"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "error: profile" in done.stderr and "Traceback" not in done.stderr
+    ended = subprocess.run(argv, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "error: profile" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,5 +1,4 @@
-"""The whole endpoint under load: canaries that end by themselves, models that die, a rollback by
-hand, no orphans.
+"""The whole endpoint under load: canaries, models that die, a rollback by hand, no orphans.
 
 Router, simulator RAG and models' servers are processes of their own. Most models are stubs that
 speak the protocol; one test serves a tiny Qwen3 by ms-swift from MLflow's registry.
@@ -37,13 +36,17 @@ from qinglan.simulators.domains.query_rewrite import build_sample
 
 pytestmark = [
     pytest.mark.slow,
+    # They are MLflow's own.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]  # MLflow's own
+]
 
-ROOT, STUB = Path(__file__).parents[2], Path(__file__).parents[1] / "support" / "stub_model.py"
-AT_ONCE, SETTLED, ARMS = 8, 100, ("teacher", "champion")
+ROOT = Path(__file__).parents[2]
+STUB = Path(__file__).parents[1] / "support" / "stub_model.py"
+AT_ONCE = 8
+SETTLED = 100
+ARMS = ("teacher", "champion")
 DEADLINE_S = 30
-"""Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
+"""Deadline of an answer: only what hangs takes as long, whatever else has the cores."""
 CANARY = (
     "serve.canary.share=0.3",
     "serve.canary.compare_share=1.0",
@@ -69,7 +72,8 @@ def running(
         f"serve.deadline_ms={1000 * deadline_s}",
         *CANARY,
     ]
-    registry, ends = FakeRegistry(folder / "models", champion="1"), Event()
+    registry = FakeRegistry(folder / "models", champion="1")
+    ends = Event()
     for version in ("1", "2"):
         behave(registry, version, "good")
 
@@ -107,12 +111,10 @@ class Load:
     """Requests without end from several clients, and what became of each."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.answers, self.lost, self._ends = (
-            url,
-            list[dict[str, str]](),
-            list[str](),
-            Event(),
-        )
+        self.url = url
+        self.answers: list[dict[str, str]] = []
+        self.lost: list[str] = []
+        self._ends = Event()
         self._clients = [Thread(target=self._ask, args=(number,)) for number in range(AT_ONCE)]
 
     def __enter__(self) -> "Load":
@@ -141,8 +143,7 @@ class Load:
                     self.lost.append(f"{answer.status_code} {answer.text}")
 
     def settle(self) -> None:
-        """Wait until version 1 answers everything: a while of answers without another among
-        them."""
+        """Wait until version 1 answers everything, for a while without another among them."""
         wait_until(
             "version 1 to answer",
             lambda: by(self.answers[-SETTLED:]) == {("1", "model"): SETTLED},
@@ -154,6 +155,14 @@ def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
     return Counter(
         (answer.get("x-qinglan-version", ""), answer["x-qinglan-source"]) for answer in answers
     )
+
+
+def sources(answers: list[dict[str, str]]) -> set[str]:
+    return {answer["x-qinglan-source"] for answer in answers}
+
+
+def versions(answers: list[dict[str, str]]) -> set[str]:
+    return {answer.get("x-qinglan-version", "") for answer in answers}
 
 
 @pytest.mark.parametrize(
@@ -172,29 +181,30 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
         behave(registry, "2", behaviour)
         registry.named["challenger"] = "2"
         wait_until("a canary", lambda: site.routes.challenger, explain=lambda: site.routes)
-        before = len(load.answers)
+        answers_before = len(load.answers)
         took_s = wait_until(
             "its end", lambda: "challenger" not in registry.named, explain=lambda: site.routes
         )
         wait_until("its verdict", (tmp_path / "serving" / HISTORY_FILE).exists)
-        asked = by(load.answers[before:])
+        counts = by(load.answers[answers_before:])
         load.settle()
     verdict = read_record(CanaryVerdict, tmp_path / "serving" / HISTORY_FILE)
     print(
-        f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}"
+        f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(counts)}: "
+        f"{verdict.judgement.reason}"
     )
     assert load.lost == []
-    assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
-    assert registry.withdrawn and reason in registry.withdrawn[0]
+    assert verdict.judgement.outcome == "roll_back"
+    assert reason in verdict.judgement.reason
+    assert registry.withdrawn
+    assert reason in registry.withdrawn[0]
 
 
 def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
     with running(tmp_path) as (site, _), Load(site.router.url) as load:
         load.settle()
         _kill(f"{tmp_path / 'models' / '1'}")
-        wait_until(
-            "a fallback", lambda: any(source == "fallback" for _, source in by(load.answers))
-        )
+        wait_until("a fallback", lambda: "fallback" in sources(load.answers))
         load.settle()
     assert load.lost == []
 
@@ -206,23 +216,22 @@ def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
         wait_until("the router", lambda: health_problem(f"{url}/health") is None)
         with Load(url) as load:
             wait_until("answers", lambda: len(load.answers) >= SETTLED or load.lost)
-        with httpx2.Client(
-            base_url=url, trust_env=False, timeout=120
-        ) as page:  # to try the models, with simulators
-            tried = [
-                page.post("/try", json=body_of("膳食纤维粉怎么吃") | {"arm": arm}).json()
-                for arm in ARMS
-            ]
-        assert all(
-            answer["text"] and answer["passages"] and not answer["reason"] for answer in tried
-        ), tried
-    assert load.lost == [] and set(by(load.answers)) == {("1", "model")}
+        # The page to try the models works as well, with simulators.
+        with httpx2.Client(base_url=url, trust_env=False, timeout=120) as page:
+            for arm in ARMS:
+                body = body_of("膳食纤维粉怎么吃") | {"arm": arm}
+                answer = page.post("/try", json=body).json()
+                assert answer["text"], answer
+                assert answer["passages"], answer
+                assert not answer["reason"], answer
+    assert load.lost == []
+    assert set(by(load.answers)) == {("1", "model")}
 
 
 def _kill(*words: str) -> None:
-    found = processes_with(*words)
-    assert found
-    for process in found:
+    processes = processes_with(*words)
+    assert processes
+    for process in processes:
         process.kill()
 
 
@@ -237,12 +246,8 @@ class ServedSite(RunningQinglan):
     """`qinglan serve` as a process, on real models."""
 
     def __init__(self, folder: Path, profile: str, *settings: str) -> None:
-        words = [
-            "serve",
-            "--port=0",
-            f"--profile={profile}",
-            *(f"--set={setting}" for setting in settings),
-        ]
+        words = ["serve", "--port=0", f"--profile={profile}"]
+        words += [f"--set={setting}" for setting in settings]
         super().__init__(folder / "serve.log", *words, cwd=ROOT)
 
     @property
@@ -265,20 +270,23 @@ class ServedSite(RunningQinglan):
 def toys(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServedSite, Registry]]:
-    """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one
-    before it."""
+    """Two random models from MLflow's registry, by ms-swift; version 2 is the champion.
+
+    Version 1 was the champion before it.
+    """
     folder = tmp_path_factory.mktemp("serve")
     settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
     profile = load_profile(request.param, settings)
     models = Models(profile.tracking_uri, profile.model_name, folder)
-    models.registry = registry = registry_of(profile)
-    for name, size in (
-        ("small", 128),
-        ("large", 256),
-    ):  # heads of 32 and 64, as vLLM knows no smaller ones
+    registry = registry_of(profile)
+    models.registry = registry
+    # Their heads are of 32 and 64, as vLLM knows no smaller ones.
+    for name, size in (("small", 128), ("large", 256)):
         weights = Artifact.of(make_model(folder / name, hidden_size=size, vocab_size=None))
-        known = {"recipe": profile.recipe, "prompt_sha256": prompt_digest(profile)}
-        registry.promote(registry.register(models.candidate(name, model=weights, **known)).version)
+        candidate = models.candidate(
+            name, model=weights, recipe=profile.recipe, prompt_sha256=prompt_digest(profile)
+        )
+        registry.promote(registry.register(candidate).version)
     served = ServedSite(folder, request.param, *settings)
     yield served, registry
     if served.process.poll() is None:
@@ -294,11 +302,11 @@ def test_a_killed_model_comes_back_and_a_challenger_joins_it_under_load(
     with Load(served.url) as load:
 
         def wait_for(version: str) -> None:
-            asked_before = len(load.answers)
+            answers_before = len(load.answers)
             wait_until(
                 f"an answer of version {version}, or of none",
-                lambda: version in {answered for answered, _ in by(load.answers[asked_before:])},
-                explain=lambda: by(load.answers[asked_before:]),
+                lambda: version in versions(load.answers[answers_before:]),
+                explain=lambda: by(load.answers[answers_before:]),
             )
 
         wait_for("2")
@@ -329,7 +337,7 @@ def test_kill_9_leaves_no_server(toys: tuple[ServedSite, Registry]):
     """Last: it ends the site."""
     served, _ = toys
     family = served.process.children(recursive=True)
-    assert len(family) >= 7  # a supervisor and a server each for router and two models, and the RAG
+    assert len(family) >= 7, "a supervisor and a server each for router and two models, and the RAG"
     served.process.send_signal(signal.SIGKILL)
     served.process.wait()
     _, alive = psutil.wait_procs(family, timeout=300)

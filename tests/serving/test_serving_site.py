@@ -39,7 +39,8 @@ from qinglan.serving.site import HISTORY_FILE, CanaryShare, ServingSite
 
 class FakeProcess:
     def __init__(self, name: str) -> None:
-        self.name, self.exit_status = name, None
+        self.name = name
+        self.exit_status: int | None = None
 
     def ask_to_end(self) -> None:
         self.exit_status = 0
@@ -64,7 +65,8 @@ class FakeProcesses:
     def start(
         self, name: str, command: Command, *, announces: bool = False, append_log: bool = False
     ) -> None:
-        self.running[name], self.commands[name] = FakeProcess(name), command
+        self.running[name] = FakeProcess(name)
+        self.commands[name] = command
         self.started.append(name)
 
     def stop(self, *names: str) -> None:
@@ -86,8 +88,10 @@ class Bench:
     ) -> None:
         self.said: list[str] = []
         self.sick: dict[str, str | Exception] = {}
-        self.clock, self.folder = Clock(), folder
-        self.processes, self.registry = FakeProcesses(), FakeRegistry(folder / "weights", **aliases)
+        self.clock = Clock()
+        self.folder = folder
+        self.processes = FakeProcesses()
+        self.registry = FakeRegistry(folder / "weights", **aliases)
 
         def command_of(folder: Path, _backend: Backend, _port: int, gpus: list[str]) -> Command:
             return Command([str(folder)], {"GPUS": ",".join(gpus)})
@@ -113,8 +117,10 @@ class Bench:
         self.processes[f"model_{version}"].exit_status = status
 
     def run(self, seconds: float = 2.0) -> Routes:
-        """Let the time pass in steps of half a second, with all that works in the background done
-        in each."""
+        """Let the time pass in steps of half a second.
+
+        In each, all that works in the background is done.
+        """
         for _ in range(int(seconds * 2)):
             self.clock.now += 0.5
             self.watcher.poll()
@@ -137,18 +143,19 @@ def _settle(servers: Iterable[ServerProcess]) -> None:
 
 @pytest.fixture
 def bench(profile_of: ProfileOf, tmp_path: Path) -> Any:
-    made: list[Bench] = []
+    benches: list[Bench] = []
 
     def make(
         places: list[list[str]] | None = None, serve: dict[str, Any] | None = None, **aliases: str
     ) -> Bench:
-        made.append(Bench(profile_of(serve=serve or {}), tmp_path, places, **aliases))
-        return made[-1]
+        bench = Bench(profile_of(serve=serve or {}), tmp_path, places, **aliases)
+        benches.append(bench)
+        return bench
 
     yield make
-    for one in made:
-        one.fleet.pool.shutdown(wait=False, cancel_futures=True)
-        one.watcher.stop()
+    for bench in benches:
+        bench.fleet.pool.shutdown(wait=False, cancel_futures=True)
+        bench.watcher.stop()
 
 
 def test_without_a_champion_it_says_once_what_to_run_and_keeps_its_logs_small(bench):
@@ -166,7 +173,8 @@ def test_the_champion_is_routed_only_once_it_has_answered_and_before_the_challen
     del site.registry.named["challenger"]
     del site.sick["1"]
     routes = site.run()
-    assert routes.champion and routes.champion.version == "1"
+    assert routes.champion
+    assert routes.champion.version == "1"
     assert Routes.read(site.folder / ROUTES_FILE) == routes
     assert site.heard("version 1: ready after") == 1
 
@@ -179,7 +187,7 @@ def test_a_new_champion_comes_up_before_the_old_one_goes(bench):
     assert site.run().champion.version == "1"
     del site.sick["2"]
     assert site.run(2).champion.version == "2"
-    assert site.processes["model_1"].exit_status is None  # drains
+    assert site.processes["model_1"].exit_status is None, "it drains"
     site.run(5)
     assert list(site.processes.running) == ["model_2"]
 
@@ -187,7 +195,7 @@ def test_a_new_champion_comes_up_before_the_old_one_goes(bench):
 def test_the_previous_one_stays_warm_and_takes_over_at_once(bench):
     site = bench(champion="2", previous="1")
     site.run(4)
-    assert site.processes.started == ["model_2", "model_1"]  # the champion first, alone
+    assert site.processes.started == ["model_2", "model_1"], "the champion first, alone"
     site.registry.named = {"champion": "1", "previous": "2"}
     assert site.run(0.5).champion.version == "1"
     assert site.processes.started == ["model_2", "model_1"]
@@ -197,7 +205,8 @@ def test_a_challenger_gets_its_share_once_it_answers(bench):
     site = bench(champion="1", challenger="2", serve={"canary": {"share": 0.3}})
     routes = site.run(4)
     assert (routes.champion.version, routes.challenger.version, routes.share) == ("1", "2", 0.3)
-    for version, share in (("3", 0.3), ("2", 0.5)):  # a share by hand is for its version alone
+    # A share by hand is for its version alone.
+    for version, share in (("3", 0.3), ("2", 0.5)):
         CanaryShare(version=version, share=0.5).write(site.folder)
         assert site.run(0.5).share == share
 
@@ -220,7 +229,7 @@ def test_a_server_that_dies_is_started_again_ever_more_slowly(bench):
     site.run()
     for wait in (1, 2, 4):
         site.end("1")
-        assert site.run(0.5).champion is None  # the router answers with the question itself
+        assert site.run(0.5).champion is None, "the router answers with the question itself"
         assert site.heard(f"next try in {wait} s") == 1
         assert site.run(wait + 1).champion
 
@@ -242,7 +251,8 @@ def test_a_server_that_no_longer_answers_is_started_again(
     assert site.heard(message) == 1
     del site.sick["1"]
     site.run(5)
-    assert site.site.routes.champion and site.processes.started == ["model_1"] * 2
+    assert site.site.routes.champion
+    assert site.processes.started == ["model_1"] * 2
 
 
 JUDGEMENT = Judgement(outcome="roll_back", reason="it fails")
@@ -255,14 +265,12 @@ def test_a_verdict_withdraws_the_challenger_once_the_registry_can_be_reached_and
     (site.folder / VERDICT_FILE).write_text(VERDICT.model_dump_json())
     site.registry.problem = OSError("database is locked")
     routes = site.run(5)
-    assert routes.champion.version == "1" and routes.challenger is None
-    assert read_verdict(site.folder) == VERDICT and not site.registry.withdrawn
-    assert (
-        site.heard(
-            "registry: can't be read, the models in service stay (OSError: database is locked)"
-        )
-        == 1
-    )
+    assert routes.champion.version == "1"
+    assert routes.challenger is None
+    assert read_verdict(site.folder) == VERDICT
+    assert not site.registry.withdrawn
+    problem = "registry: can't be read, the models in service stay (OSError: database is locked)"
+    assert site.heard(problem) == 1
     site.registry.problem = None
     site.run(8)
     assert site.heard("registry: can be read again") == 1
@@ -297,7 +305,8 @@ def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
     site.run(3)
     assert len(site.registry.withdrawn) == 1
     assert "its server failed 3 times; model_2 ended with status 137" in site.registry.withdrawn[0]
-    assert site.site.routes.champion and site.processes.started.count("model_2") == 3
+    assert site.site.routes.champion
+    assert site.processes.started.count("model_2") == 3
 
 
 def test_a_part_that_fails_is_said_once_and_stops_nothing_else_for_good(
@@ -306,7 +315,8 @@ def test_a_part_that_fails_is_said_once_and_stops_nothing_else_for_good(
     site = bench(champion="1", previous="2")
     site.site.router.step = raising(ValueError("a mistake"))
     assert site.run(4).champion.version == "1"
-    site.sick["1"] = OSError("too many open files")  # of our own: it is no missed probe
+    # It is a problem of our own, so no missed probe.
+    site.sick["1"] = OSError("too many open files")
     site.run(30)
     site.sick.clear()
     monkeypatch.setattr(Routes, "write", raising(OSError("no space left on device")))
@@ -379,7 +389,8 @@ def test_a_withdrawal_is_for_one_version_once(bench):
     site.run(1)
     site.watcher.withdraw("2", "it fails", at=1.0)
     site.watcher.poll()
-    site.registry.named["challenger"] = "2"  # started anew
+    # It is started anew.
+    site.registry.named["challenger"] = "2"
     site.watcher.withdraw("2", "it fails", at=1.0)
     site.watcher.poll()
     assert site.registry.withdrawn == ["it fails"]
@@ -389,12 +400,17 @@ class RouterBench:
     """A router that has been started; `problem` is what its health check finds."""
 
     def __init__(self) -> None:
-        self.clock, self.processes, self.said = Clock(), FakeProcesses(), list[str]()
+        self.clock = Clock()
+        self.processes = FakeProcesses()
+        self.said: list[str] = []
         self.problem: str | None = None
-        made = Command(["--port=0"])
         self.router = RouterProcess(
-            self.processes, made, self.said.append, self.clock, lambda _: self.problem
-        )  # type: ignore[arg-type]
+            self.processes,  # type: ignore[arg-type]
+            Command(["--port=0"]),
+            self.said.append,
+            self.clock,
+            lambda _: self.problem,
+        )
         self.router.start()
 
     def run(self, seconds: int) -> None:
@@ -431,7 +447,8 @@ def test_a_router_that_can_t_be_started_is_tried_again(
         for _ in range(3):
             with pytest.raises(OSError, match="no space left"):
                 router.run(2)
-    router.problem = "refused"  # as long as the next one takes to start, which is a minute
+    # The next one takes a minute to start.
+    router.problem = "refused"
     router.run(60)
     assert router.processes.started == ["router"] * 2
 
@@ -441,9 +458,10 @@ def test_the_router_is_given_the_profile_as_it_is_and_its_own_keys(
 ):
     judge = {"model": "small", "base_url": "http://judge/v1", "api_key_env": "KEY_OF_JUDGE"}
     profile = profile_of(judge=judge, serve={"deadline_ms": 1234, "api_key_env": "KEY_OF_CLIENT"})
-    made = router_command(profile, tmp_path, None, watched=False)
-    assert load_profile(made.argv[3].removeprefix("--profile=")) == profile
-    assert made.env["KEY_OF_JUDGE"] == "" and "KEY_OF_CLIENT" not in made.env
+    command = router_command(profile, tmp_path, None, watched=False)
+    assert load_profile(command.argv[3].removeprefix("--profile=")) == profile
+    assert command.env["KEY_OF_JUDGE"] == ""
+    assert "KEY_OF_CLIENT" not in command.env
 
 
 def test_models_get_gpus_of_their_own_and_a_challenger_those_of_the_previous_one(bench):
@@ -453,7 +471,8 @@ def test_models_get_gpus_of_their_own_and_a_challenger_those_of_the_previous_one
     assert gpus == {"model_2": "0", "model_1": "1"}
     site.registry.named["challenger"] = "3"
     site.run(5)
-    assert sorted(site.processes.running) == ["model_2", "model_3"] and site.site.routes.challenger
+    assert sorted(site.processes.running) == ["model_2", "model_3"]
+    assert site.site.routes.challenger
 
 
 def test_no_free_gpu_is_said_and_the_champion_stays(bench):
@@ -465,52 +484,70 @@ def test_no_free_gpu_is_said_and_the_champion_stays(bench):
 
 
 def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
-    answer = {"choices": [{"message": {"content": "鱼油 用量"}}]}
-    service = serve(lambda body: (200, answer if body else {"data": [{"id": "version-1"}]}))
+    models = (200, {"data": [{"id": "version-1"}]})
+    answer = (200, {"choices": [{"message": {"content": "鱼油 用量"}}]})
+
+    def server_with(answer: tuple[int, object]) -> Any:
+        """A server of version 1, which answers a question so; the list of models has no body."""
+        return serve(lambda body: answer if body else models)
+
+    service = server_with(answer)
     probe = chat_probe([{"role": "user", "content": "q"}])
     assert probe(Backend(url=service.url, model="version-1", version="1")) is None
     assert service.bodies[-1]["model"] == "version-1"
     with pytest.raises(PortTakenError, match="another server is at"):
         probe(Backend(url=service.url, model="version-2", version="2"))
-    broken = serve(lambda body: (500, {}) if body else (200, {"data": [{"id": "version-1"}]}))
-    assert "500" in (probe(Backend(url=broken.url, model="version-1", version="1")) or "")
+    broken = server_with((500, {}))
+    problem = probe(Backend(url=broken.url, model="version-1", version="1"))
+    assert problem
+    assert "500" in problem
 
 
 GPUS = {"device": "cuda", "gpus_per_node": 8}
 
 
-def command(
+def command_with_options(
     profile: Profile, folder: Path, gpus: tuple[str, ...] = ()
 ) -> tuple[Command, dict[str, str]]:
     """The command, and its options by name."""
     backend = Backend(url="http://127.0.0.1:8123/v1", model="version-7", version="7")
-    made = serve_command(profile, folder, backend, 8123, gpus)
-    words = made.argv[3:]
+    command = serve_command(profile, folder, backend, 8123, gpus)
+    words = command.argv[3:]
     options = zip(words[::2], words[1::2], strict=True)
-    return made, {name.removeprefix("--"): value for name, value in options}
+    return command, {name.removeprefix("--"): value for name, value in options}
 
 
 def test_on_the_cpu_the_model_is_served_as_it_was_trained(profile_of: ProfileOf, tmp_path: Path):
     judge = {"model": "small", "base_url": "http://judge/v1", "api_key_env": "KEY_OF_JUDGE"}
-    made, given = command(profile_of(student={"max_new_tokens": 24}, judge=judge), tmp_path)
-    assert made.argv[:3] == [sys.executable, "-m", "swift.cli.deploy"]
-    assert Path(given.pop("model")).is_absolute()
+    profile = profile_of(student={"max_new_tokens": 24}, judge=judge)
+    command, options = command_with_options(profile, tmp_path)
+    assert command.argv[:3] == [sys.executable, "-m", "swift.cli.deploy"]
+    assert Path(options.pop("model")).is_absolute()
     expected = {
-        "infer_backend": "transformers", "device_map": "cpu", "max_batch_size": str(CPU_BATCH), "host": "127.0.0.1",
-        "port": "8123", "served_model_name": "version-7", "template": "qwen3_nothinking", "max_new_tokens": "24",
-    }  # fmt: skip
-    assert expected.items() <= given.items()
-    assert made.env["KEY_OF_JUDGE"] == ""
+        "infer_backend": "transformers",
+        "device_map": "cpu",
+        "max_batch_size": str(CPU_BATCH),
+        "host": "127.0.0.1",
+        "port": "8123",
+        "served_model_name": "version-7",
+        "template": "qwen3_nothinking",
+        "max_new_tokens": "24",
+    }
+    assert expected.items() <= options.items()
+    assert command.env["KEY_OF_JUDGE"] == ""
 
 
 def test_on_gpus_vllm_takes_its_share_of_them(profile_of: ProfileOf, tmp_path: Path):
     serve = {"models_per_gpu": 2, "extra": {"vllm_max_model_len": 1024}}
     profile = profile_of(trainer=GPUS, rl={"tensor_model_parallel_size": 4}, serve=serve)
-    made, given = command(profile, tmp_path, ("4", "5", "6", "7"))
-    assert (given["infer_backend"], given["vllm_tensor_parallel_size"]) == ("vllm", "4")
-    assert (given["vllm_gpu_memory_utilization"], given["vllm_max_model_len"]) == ("0.45", "1024")
-    assert made.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-    assert "device_map" not in given and "max_batch_size" not in given
+    command, options = command_with_options(profile, tmp_path, ("4", "5", "6", "7"))
+    assert options["infer_backend"] == "vllm"
+    assert options["vllm_tensor_parallel_size"] == "4"
+    assert options["vllm_gpu_memory_utilization"] == "0.45"
+    assert options["vllm_max_model_len"] == "1024"
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert "device_map" not in options
+    assert "max_batch_size" not in options
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""The page to try the models: what each arm answers, finds and costs, who may ask, and what is kept
-of it."""
+"""The page to try the models: the arms' answers, passages and costs, and who may ask them."""
 
 import os
 import threading
@@ -36,38 +35,45 @@ Try = Callable[..., TestClient]
 
 @pytest.fixture
 def router(profile_of: ProfileOf, serve: Any, tmp_path: Path) -> Callable[..., TestClient]:
-    """Its teacher, champion, challenger and RAG are scripts, or the addresses of such as are
-    away."""
+    """A router whose teacher, champion, challenger and RAG are scripts.
 
-    def make(try_page: str = "with_teacher", *, key: str | None = None, **given: Any) -> TestClient:
-        texts = {"teacher": "教师 改写", "champion": "旧 模型", "challenger": "新 模型"}
-        scripts = {
-            name: lambda _, text=text: (200, completion(text)) for name, text in texts.items()
+    In place of a script there may be an address at which nobody answers; other values are sections
+    of the profile.
+    """
+
+    def make(
+        try_page: str = "with_teacher", *, key: str | None = None, **changes: Any
+    ) -> TestClient:
+        services: dict[str, Any] = {
+            "teacher": lambda _: (200, completion("教师 改写")),
+            "champion": lambda _: (200, completion("旧 模型")),
+            "challenger": lambda _: (200, completion("新 模型")),
+            "rag": retrieve_rewrite,
         }
-        scripts["rag"] = lambda body: (
-            200,
-            recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5)),
-        )
-        scripts |= {name: given.pop(name) for name in scripts.keys() & given.keys()}
-        urls = {
-            name: each if isinstance(each, str) else serve(each).url
-            for name, each in scripts.items()
-        }
-        models = {
-            role: Backend(url=urls[role], model="m", version="7")
-            for role in ("champion", "challenger")
-        }
-        Routes(**models).write(tmp_path / "routes.json")
+        urls: dict[str, str] = {}
+        for name, script in services.items():
+            service = changes.pop(name, script)
+            urls[name] = service if isinstance(service, str) else serve(service).url
+        Routes(
+            champion=Backend(url=urls["champion"], model="m", version="7"),
+            challenger=Backend(url=urls["challenger"], model="m", version="7"),
+        ).write(tmp_path / "routes.json")
         log = {"folder": str(tmp_path / "log"), "consent": "all"}
-        values = {
+        sections = {
             "serve": {"try_page": try_page, "request_log": log, "api_key_env": key},
             "rag": {"url": urls["rag"]},
+            "teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0},
+            "budget": {"per_run_usd": 1},
         }
-        values |= {"teacher": {"model": "big", "base_url": urls["teacher"], "max_retries": 0}}
-        settings = profile_of(**values | {"budget": {"per_run_usd": 1}} | given)
-        return TestClient(create_app(settings, tmp_path / "routes.json"), "http://localhost")
+        profile = profile_of(**sections | changes)
+        return TestClient(create_app(profile, tmp_path / "routes.json"), "http://localhost")
 
     return make
+
+
+def retrieve_rewrite(body: dict[str, Any]) -> Any:
+    """The RAG's answer: a passage that is named as the rewrite, and one that is always found."""
+    return 200, recall((body.get("rewritten_query", "原"), 0.9), ("共有", 0.5))
 
 
 @pytest.fixture
@@ -95,20 +101,20 @@ def test_each_arm_has_its_text_its_time_and_what_it_finds_and_none_is_a_users_qu
     assert arms == ["original", "teacher", "champion", "challenger"]
     answers = [ask(client, arm) for arm in arms]
     texts = [QUESTION, "教师 改写", "旧 模型", "新 模型"]
-    assert [each["text"] for each in answers] == texts
-    assert [each["passages"][0]["id"] for each in answers] == ["原", *texts[1:]]
+    assert [answer["text"] for answer in answers] == texts
+    assert [answer["passages"][0]["id"] for answer in answers] == ["原", *texts[1:]]
     assert answers[2]["passages"][1] == {"id": "共有", "title": "正文共有", "score": 0.5}
-    assert all(each["reason"] is None and each["ms"] >= 0 for each in answers)
+    for answer in answers:
+        assert answer["reason"] is None
+        assert answer["ms"] >= 0
     assert "qinglan_router_answers_total{" not in client.get("/metrics").text
     client.__exit__(None, None, None)
     assert list((tmp_path / "log").iterdir()) == []
 
 
 def test_a_teacher_is_offered_only_where_there_is_one_to_ask(open_page: Try):
-    for recipe in (
-        "passage_judge",
-        "answer_judge",
-    ):  # the first has none, the second's weak model is not named
+    # The first recipe has none, the second's weak model is not named.
+    for recipe in ("passage_judge", "answer_judge"):
         assert open_page(recipe=recipe).get("/try").json()["arms"] == ["champion", "challenger"]
 
 
@@ -119,12 +125,10 @@ def test_an_arm_that_fails_gives_its_reason_and_the_others_answer(
     assert ask(client, "champion")["reason"]["en"] == "the model's server can't be reached"
     assert ask(client, "teacher")["reason"]["en"] == "the model asked was unavailable"
     assert ask(client, "challenger")["text"] == "新 模型"
-    without = ask(open_page(rag=lambda _: (500, {})), "champion")
-    assert (without["text"], without["passages"], without["reason"]["zh"]) == (
-        "旧 模型",
-        None,
-        "RAG 不可用",
-    )
+    without_rag = ask(open_page(rag=lambda _: (500, {})), "champion")
+    assert without_rag["text"] == "旧 模型"
+    assert without_rag["passages"] is None
+    assert without_rag["reason"]["zh"] == "RAG 不可用"
     monkeypatch.setattr(try_page, "AT_ONCE", 0)
     assert ask(open_page(), "champion")["reason"]["en"] == "too many questions at once; try again"
 
@@ -132,21 +136,27 @@ def test_an_arm_that_fails_gives_its_reason_and_the_others_answer(
 def test_a_slow_teacher_delays_no_other_and_is_paid_once(
     open_page: Try, monkeypatch: pytest.MonkeyPatch
 ):
-    asked, released, late = list[Any](), threading.Event(), list[dict[str, Any]]()
-    client = open_page(
-        teacher=lambda body: (
-            asked.append(body) or (released.wait(60) and (200, completion("迟到 改写")))
-        )
-    )
+    bodies: list[Any] = []
+    released = threading.Event()
+    late_answers: list[dict[str, Any]] = []
+
+    def answer_late(body: Any) -> Any:
+        bodies.append(body)
+        released.wait(60)
+        return 200, completion("迟到 改写")
+
+    client = open_page(teacher=answer_late)
     monkeypatch.setattr(try_page, "TEACHER_WITHIN_S", 3.0)
-    waiting = threading.Thread(target=lambda: late.append(ask(client, "teacher")))
+    waiting = threading.Thread(target=lambda: late_answers.append(ask(client, "teacher")))
     waiting.start()
-    assert [ask(client, "champion")["text"], late] == ["旧 模型", []]
+    assert ask(client, "champion")["text"] == "旧 模型"
+    assert late_answers == []
     waiting.join()
-    assert late[0]["reason"]["en"] == "the model asked timed out"
+    assert late_answers[0]["reason"]["en"] == "the model asked timed out"
     released.set()
     monkeypatch.setattr(try_page, "TEACHER_WITHIN_S", 60.0)
-    assert (ask(client, "teacher")["text"], len(asked)) == ("迟到 改写", 1)
+    assert ask(client, "teacher")["text"] == "迟到 改写"
+    assert len(bodies) == 1
 
 
 def test_the_teacher_is_asked_within_the_budget_of_a_day_and_only_where_the_profile_allows_it(
@@ -155,17 +165,16 @@ def test_the_teacher_is_asked_within_the_budget_of_a_day_and_only_where_the_prof
     client = open_page(budget={"per_run_usd": 1e-9})
     assert ask(client, "teacher")["text"] == "教师 改写"
     assert ask(client, "teacher", "另一个问题")["reason"]["en"] == "over the budget"
+    # The run of tomorrow has a budget of its own.
     tomorrow = SimpleNamespace(today=lambda: date.today() + timedelta(days=1))
-    monkeypatch.setattr(try_page, "date", tomorrow)  # whose run has a budget of its own
+    monkeypatch.setattr(try_page, "date", tomorrow)
     with monkeypatch.context() as patch:
         patch.setattr(try_page, "open_clients", raising(OSError("away")))
         assert ask(client, "teacher", "另一个问题")["reason"]
     assert ask(client, "teacher", "另一个问题")["text"] == "教师 改写"
     refused = open_page("models", budget={}).post("/try", json=body_of("teacher"))
-    assert (
-        refused.status_code,
-        "no `teacher` here, but original, champion, challenger" in refused.text,
-    ) == (400, True)
+    assert refused.status_code == 400
+    assert "no `teacher` here, but original, champion, challenger" in refused.text
 
 
 def test_it_wants_the_key_of_the_api_and_its_own_page(
@@ -173,22 +182,19 @@ def test_it_wants_the_key_of_the_api_and_its_own_page(
 ):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
     client = open_page(key="ROUTER_KEY")
-    assert (client.get("/try").status_code, client.post("/try").status_code) == (401, 401)
+    assert client.get("/try").status_code == 401
+    assert client.post("/try").status_code == 401
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert (
-        "connect-src 'self'" in page.headers["content-security-policy"]
-        and "innerHTML" not in page.text
-    )
+    assert "connect-src 'self'" in page.headers["content-security-policy"]
+    assert "innerHTML" not in page.text
     client.headers["authorization"] = "Bearer s3cret"
     assert ask(client, "champion")["text"] == "旧 模型"
     assert ask(client, "champion", "长" * 513)["reason"]["en"] == "question too long"
     client = open_page("none")
-    assert [
-        client.get("/").status_code,
-        client.get("/try").status_code,
-        client.post("/try").status_code,
-    ] == [404] * 3
+    assert client.get("/").status_code == 404
+    assert client.get("/try").status_code == 404
+    assert client.post("/try").status_code == 404
 
 
 def test_examples_are_questions_of_the_test_split(
@@ -199,9 +205,14 @@ def test_examples_are_questions_of_the_test_split(
     publish(profile_of(), "r", {"rows": file})
     examples = open_page().get("/try").json()["examples"]
     assert len(examples) == try_page.EXAMPLES
-    assert {each["question"] for each in examples} <= {row.query for row in rows}
-    given = {"profile": "孕妇", "history": "", "inputs": {}, "gold_ids": ["d; e", "d", "e"]}
-    assert given.items() <= examples[0].items()
+    assert {example["question"] for example in examples} <= {row.query for row in rows}
+    about_question = {
+        "profile": "孕妇",
+        "history": "",
+        "inputs": {},
+        "gold_ids": ["d; e", "d", "e"],
+    }
+    assert about_question.items() <= examples[0].items()
 
 
 def test_answers_are_shown_without_passages(open_page: Try):
@@ -210,46 +221,57 @@ def test_answers_are_shown_without_passages(open_page: Try):
     assert settings["arms"] == ["teacher", "champion", "challenger"]
     assert settings["inputs"] == [{"name": "hint", "label": "提示"}]
     answer = ask(client, "champion", "法国", inputs={"hint": "塞纳河"})
-    assert (answer["text"], answer["passages"]) == ("巴黎", None)
+    assert answer["text"] == "巴黎"
+    assert answer["passages"] is None
 
 
 def look(page: Page, name: str) -> None:
-    """At any width nothing is cut off, and axe finds nothing. `QINGLAN_SHOTS` names a folder for
-    pictures."""
+    """Check that nothing is cut off at any width, and that axe finds nothing.
+
+    `QINGLAN_SHOTS` names a folder for pictures.
+    """
+    pictures = os.environ.get("QINGLAN_SHOTS")
     for language, scheme in LOOKS.items():
         page.get_by_role("button", name=language).press("Enter")
         page.emulate_media(color_scheme=scheme)
         for width in (320, 390, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
-            if folder := os.environ.get("QINGLAN_SHOTS"):
-                page.screenshot(path=f"{folder}/try_{name}_{scheme}_{width}.png", full_page=True)
-        found = Axe().run(page, options={"resultTypes": ["violations"]})
-        assert not found.violations_count, found.generate_report()
+            if pictures:
+                page.screenshot(path=f"{pictures}/try_{name}_{scheme}_{width}.png", full_page=True)
+        results = Axe().run(page, options={"resultTypes": ["violations"]})
+        assert not results.violations_count, results.generate_report()
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 @NEEDS_CHROMIUM
-def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_shows_what_each_arm_is_at(
+def test_a_browsers_page_is_used_by_keyboard_in_both_languages_at_any_width_and_shows_each_arm(
     router: Try, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
     rows = [row(QUESTION, "孕妇 28岁", "问过益生菌", split="test", gold_id="别处; 共有")]
     publish(profile_of(), "r", {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)})
-    released, killed = threading.Event(), threading.Event()
-    taught, learnt = (
-        completion("<b>菌粉</b> LactobacillusBifidobacteriumStreptococcus"),
-        completion("益生菌 何时服"),
-    )
-    scripts = {"teacher": lambda _: released.wait(60) and (200, taught)}
-    scripts["champion"] = lambda _: None if killed.is_set() else (200, learnt)
-    with running_app(router(key="ROUTER_KEY", **scripts).app) as url, chromium() as browser:
-        page, said, hosts = browser.new_page(locale="zh-CN"), list[str](), set[str]()
-        page.on("pageerror", lambda error: said.append(str(error)))
+    released = threading.Event()
+    killed = threading.Event()
+
+    def teacher(_: Any) -> Any:
+        released.wait(60)
+        return 200, completion("<b>菌粉</b> LactobacillusBifidobacteriumStreptococcus")
+
+    def champion(_: Any) -> Any:
+        return None if killed.is_set() else (200, completion("益生菌 何时服"))
+
+    client = router(key="ROUTER_KEY", teacher=teacher, champion=champion)
+    with running_app(client.app) as url, chromium() as browser:
+        page = browser.new_page(locale="zh-CN")
+        errors: list[str] = []
+        hosts: set[str] = set()
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
         page.goto(url)
-        cards, example = page.get_by_role("article"), page.get_by_role("button", name=QUESTION)
+        cards = page.get_by_role("article")
+        example = page.get_by_role("button", name=QUESTION)
         page.get_by_label("接口密钥").fill("wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_have_text("路由不接受这个密钥。")
@@ -277,8 +299,7 @@ def test_in_a_browser_it_is_used_by_keyboard_in_both_languages_at_any_width_and_
             [QUESTION, "<b>", "version 7the model's server can't be reached", "新 模型"]
         )
         look(page, "champion_killed")
-        assert (len({card.bounding_box()["y"] for card in cards.all()}), said, len(hosts)) == (
-            1,
-            [],
-            1,
-        )
+        heights = {card.bounding_box()["y"] for card in cards.all()}
+        assert len(heights) == 1
+        assert errors == []
+        assert len(hosts) == 1

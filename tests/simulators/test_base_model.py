@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from qinglan.config import Embedded, Paths
+from qinglan.cpu import cpu_env
 from qinglan.errors import EngineError
 from qinglan.runs.artifacts import sha256_of
-from qinglan.runs.cpu import cpu_env
 from qinglan.simulators import base_model, domains
 from qinglan.simulators.domains import Pretraining, domain_of
 

@@ -30,7 +30,7 @@ ADAPTER: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As a worker of one process."""
+    """Make this process verl's only worker."""
     import torch.distributed as dist
 
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
@@ -47,14 +47,14 @@ def engine(kind: str, model: Any, **checkpoint: Any) -> Any:
 
     import qinglan.training.verl_cpu.trainer as cpu
 
-    made = getattr(cpu, kind)(
+    new_engine = getattr(cpu, kind)(
         model,
         FSDPEngineConfig(strategy="fsdp2", mixed_precision=FP32, use_torch_compile=False),
         FSDPOptimizerConfig(lr=0.05, total_training_steps=10),
         CheckpointConfig(**checkpoint),
     )
-    made.initialize()
-    return made
+    new_engine.initialize()
+    return new_engine
 
 
 def learn(trained: Any, steps: int = 2) -> None:
@@ -74,20 +74,21 @@ def outputs(model: Any) -> Any:
     ).logits
 
 
-def whole(state: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.full_tensor() if hasattr(value, "full_tensor") else value
-        for name, value in state.items()
-    }
+def weights_of(trained: Any) -> dict[str, Any]:
+    """Copies of an engine's weights, which may be sharded there."""
+    weights = {}
+    for name, value in trained.module.state_dict().items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        weights[name] = whole.clone()
+    return weights
 
 
-def same(one: Any, other: Any) -> bool:
-    import torch
-
-    ours, theirs = whole(one.module.state_dict()), whole(other.module.state_dict())
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(value, theirs[name]) for name, value in ours.items()
-    )
+def different_weights(left: Any, right: Any) -> set[str]:
+    """Names of the weights in which two engines differ."""
+    left_weights = weights_of(left)
+    right_weights = weights_of(right)
+    assert left_weights.keys() == right_weights.keys()
+    return {name for name in left_weights if not left_weights[name].equal(right_weights[name])}
 
 
 @pytest.mark.parametrize("rank", [4, 0])
@@ -96,38 +97,38 @@ def test_a_policy_is_saved_resumed_and_exported_whole(tmp_path: Path, rank: int)
     from transformers import AutoModelForCausalLM
     from verl.workers.config import HFModelConfig
 
-    policy, given = make_model(tmp_path / "policy"), ADAPTER | {"lora_rank": rank}
-    trained = engine(
-        "CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank)
-    )
-    learn(trained)
-    trained.save_checkpoint(str(tmp_path / "step" / "actor"))
-    saved = torch.load(
-        tmp_path / "step" / "actor" / "model_world_size_1_rank_0.pt", weights_only=False
-    )
-    assert saved and all(("lora_" in name) == bool(rank) for name in saved)
+    policy = make_model(tmp_path / "policy")
 
-    resumed = engine(
-        "CpuActorEngine", HFModelConfig(path=str(policy), **given), save_lora_only=bool(rank)
-    )
-    assert not same(trained, resumed)
-    resumed.load_checkpoint(str(tmp_path / "step" / "actor"))
-    assert same(trained, resumed)
+    def make_engine() -> Any:
+        config = HFModelConfig(path=str(policy), **ADAPTER | {"lora_rank": rank})
+        return engine("CpuActorEngine", config, save_lora_only=bool(rank))
+
+    trained = make_engine()
+    learn(trained)
+    actor = tmp_path / "step" / "actor"
+    trained.save_checkpoint(str(actor))
+    saved = torch.load(actor / "model_world_size_1_rank_0.pt", weights_only=False)
+    adapter_names = {name for name in saved if "lora_" in name}
+    assert saved
+    assert adapter_names == (set(saved) if rank else set())
+
+    resumed = make_engine()
+    assert different_weights(trained, resumed)
+    resumed.load_checkpoint(str(actor))
+    assert different_weights(trained, resumed) == set()
 
     export(tmp_path / "step", policy, tmp_path / "exported")
-    exported, before = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("exported", "policy")
-    )
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     with torch.no_grad():
-        now, then, expected = outputs(exported), outputs(before), outputs(trained.module)
-    assert (now - expected).abs().max() < 0.05 * (
-        then - expected
-    ).abs().max()  # the export is in bf16
+        expected = outputs(trained.module)
+        export_error = (outputs(exported) - expected).abs().max()
+        change = (outputs(before) - expected).abs().max()
+    assert export_error < 0.05 * change, "the export is in bf16"
 
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        json.dumps({"id": "1", "messages": [{"role": "user", "content": "cats"}]}), encoding="utf-8"
-    )
+    prompt = {"id": "1", "messages": [{"role": "user", "content": "cats"}]}
+    prompts.write_text(json.dumps(prompt), encoding="utf-8")
     folders = {
         "rl": str(tmp_path / "exported"),
         f"rl{UNMERGED}": str(policy if rank else tmp_path / "exported"),
@@ -145,33 +146,33 @@ def test_a_policy_is_saved_resumed_and_exported_whole(tmp_path: Path, rank: int)
 def test_a_critic_learns_by_its_adapter_and_its_whole_head(tmp_path: Path) -> None:
     from qinglan.training.engines.ppo_trainer import CriticModelConfig
 
-    policy, critic = (
-        make_model(tmp_path / "policy"),
-        make_model(tmp_path / "critic", hidden_size=32, layers=1),
-    )
-    given = {
+    policy = make_model(tmp_path / "policy")
+    critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
+    settings = {
         "path": str(critic),
         "tokenizer_path": str(policy),
         "model_type": "value_model",
         **ADAPTER,
     }
-    trained = engine("CpuValueEngine", CriticModelConfig(**given))
-    free = {
+    trained = engine("CpuValueEngine", CriticModelConfig(**settings))
+    learning_parts = {
         name.split(".")[-2]
         for name, value in trained.module.named_parameters()
         if value.requires_grad
     }
-    assert free == {"default"} and outputs(trained.module).shape == (2, 7, 1)
-    before = {name: value.clone() for name, value in whole(trained.module.state_dict()).items()}
+    assert learning_parts == {"default"}
+    assert outputs(trained.module).shape == (2, 7, 1)
+    before = weights_of(trained)
     learn(trained)
-    after = whole(trained.module.state_dict())
+    after = weights_of(trained)
     moved = {name for name in after if not after[name].equal(before[name])}
-    assert any("score.modules_to_save" in name for name in moved) and any(
-        "lora_B" in name for name in moved
-    )
-    assert all("lora_" in name or "score.modules_to_save" in name for name in moved)
+    moved_of_head = {name for name in moved if "score.modules_to_save" in name}
+    moved_of_adapter = {name for name in moved if "lora_" in name}
+    assert moved_of_head
+    assert {name for name in moved if "lora_B" in name}
+    assert moved - moved_of_head - moved_of_adapter == set()
 
     trained.save_checkpoint(str(tmp_path / "step"))
-    resumed = engine("CpuValueEngine", CriticModelConfig(**given))
+    resumed = engine("CpuValueEngine", CriticModelConfig(**settings))
     resumed.load_checkpoint(str(tmp_path / "step"))
-    assert same(trained, resumed)
+    assert different_weights(trained, resumed) == set()

@@ -31,16 +31,16 @@ STEPS = 60
 
 
 def line(start: float, end: float, noise: float = 0.0, seed: int = 0) -> Curve:
-    """From `start` to `end` over the run."""
+    """A line from `start` to `end` over the run."""
     rng = random.Random(seed)
-    drawn = [
-        start + (end - start) * step / STEPS + rng.gauss(0, noise) for step in range(STEPS + 1)
-    ]
-    return lambda step: drawn[step]
+    values = []
+    for step in range(STEPS + 1):
+        values.append(start + (end - start) * step / STEPS + rng.gauss(0, noise))
+    return lambda step: values[step]
 
 
 def settle(start: float, end: float, noise: float = 0.0, seed: int = 0) -> Curve:
-    """From `start` towards `end`, most of it in the first ten steps."""
+    """A curve from `start` towards `end`, most of it in the first ten steps."""
     flat = line(end, end, noise, seed)
     return lambda step: flat(step) + (start - end) * 0.85**step
 
@@ -49,17 +49,29 @@ def jump(before: float, after: float, at: int = 30) -> Curve:
     return lambda step: before if step < at else after
 
 
-def steps_of(**curves: Curve) -> list[tuple[int, dict[str, float]]]:
-    return [
-        (step, {key: curve(step) for key, curve in curves.items()}) for step in range(1, STEPS + 1)
-    ]
+Steps = list[tuple[int, dict[str, float]]]
+
+
+def steps_of(**curves: Curve) -> Steps:
+    """Each step's number and metrics."""
+    steps = []
+    for step in range(1, STEPS + 1):
+        metrics = {key: curve(step) for key, curve in curves.items()}
+        steps.append((step, metrics))
+    return steps
+
+
+def update_all(watching: alarms.AlarmWatch, steps: Steps) -> list[alarms.Alarm]:
+    """The alarms of all these steps."""
+    raised = []
+    for step, metrics in steps:
+        raised += watching.update(step, metrics)
+    return raised
 
 
 def watch(settings: Alarms | None = None, **curves: Curve) -> list[alarms.Alarm]:
-    watching = alarms.AlarmWatch(settings or Alarms(), PRIMARY)
-    return [
-        alarm for step, metrics in steps_of(**curves) for alarm in watching.update(step, metrics)
-    ]
+    """The alarms of a run with these curves."""
+    return update_all(alarms.AlarmWatch(settings or Alarms(), PRIMARY), steps_of(**curves))
 
 
 def names(alarms: list[alarms.Alarm]) -> list[str]:
@@ -88,7 +100,7 @@ def hacked(key: str, scale: float = 1.0) -> dict[str, Curve]:
 
 
 def hill(start: float, rise: float) -> Curve:
-    """Up to the middle of the run and down again."""
+    """A curve up to the middle of the run and down again."""
     return lambda step: start + rise * min(step, STEPS - step) / 30
 
 
@@ -156,12 +168,14 @@ def test_each_condition_has_its_alarm(curves: dict[str, Curve], name: str, steps
         ({"min_gold_drop": 0.02}, SLOW_DROP, ["reward_up_gold_down"]),
         ({"min_entropy_share": 0.0}, COLLAPSE, []),
         ({}, {CLIP_FRACTION: lambda step: 0.6 if step == 30 else 0.1}, []),
+        # It has learnt its task.
         (
             {},
             SURE | {GOLD: line(0.8, 0.9, 0.04), DISTINCT: line(1.2, 1.0, 0.05)},
             [],
-        ),  # it has learnt its task
-        ({}, LEARNS, []),  # the value loss may rise while the values explain the returns
+        ),
+        # The value loss may rise while the values explain the returns.
+        ({}, LEARNS, []),
         ({}, {CLIP_FRACTION: lambda _: float("nan"), UPDATE_KL: lambda _: float("inf")}, []),
     ],
 )
@@ -173,16 +187,17 @@ def test_what_is_within_the_limits_is_quiet(
 
 def test_a_healthy_run_is_quiet_and_noise_alone_alarms_in_hardly_any():
     assert [names(watch(**healthy(10 * seed))) for seed in range(40)] == [[]] * 40
-    flat = [
-        {REWARD: line(0.0, 0.1, 0.1, seed), GOLD: line(0.5, 0.5, 0.1, seed + 1000)}
-        for seed in range(200)
-    ]
-    assert sum(bool(watch(Alarms(min_gold_drop=0.0), **curves)) for curves in flat) <= 2
+    noisy_with_alarm = []
+    for seed in range(200):
+        curves = {REWARD: line(0.0, 0.1, 0.1, seed), GOLD: line(0.5, 0.5, 0.1, seed + 1000)}
+        if watch(Alarms(min_gold_drop=0.0), **curves):
+            noisy_with_alarm.append(seed)
+    assert len(noisy_with_alarm) <= 2
 
 
 STEADY = (
-    "82 117 137 139 86 114 165 155 122 94 101 158 138 121 130 154 153 140 134 167 159 176 158 170 154 123 132 "
-    "120 93 118 168 123 94 90 124 117 110 154 138 129 133 157 108 151 147"
+    "82 117 137 139 86 114 165 155 122 94 101 158 138 121 130 154 153 140 134 167 159 176 158 "
+    "170 154 123 132 120 93 118 168 123 94 90 124 117 110 154 138 129 133 157 108 151 147"
 )
 """Thousandths of a real run's reward: a calm window was the best, and later ones are as noisy as
 the earlier."""
@@ -190,9 +205,9 @@ the earlier."""
 
 def test_a_calm_best_window_does_not_make_the_noise_look_small():
     watching = alarms.AlarmWatch(Alarms(), PRIMARY)
-    assert not any(
-        watching.update(step, {REWARD: int(x) / 1000}) for step, x in enumerate(STEADY.split(), 1)
-    )
+    rewards = [int(thousandths) / 1000 for thousandths in STEADY.split()]
+    steps = [(step, {REWARD: reward}) for step, reward in enumerate(rewards, 1)]
+    assert update_all(watching, steps) == []
 
 
 def test_a_short_run_needs_short_windows():
@@ -213,27 +228,25 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
     steps = steps_of(
         **healthy() | {GOLD: line(0.8, 0.3, 0.04, 1), CLIP_FRACTION: jump(0.1, 0.9, at=50)}
     )
-    through = alarms.AlarmWatch(Alarms(), PRIMARY)
-    expected = [alarm for step, metrics in steps for alarm in through.update(step, metrics)]
-    resumed = alarms.AlarmWatch(Alarms(), PRIMARY)
-    replayed = [alarm for step, metrics in steps[:40] for alarm in resumed.update(step, metrics)]
-    assert resumed.update(*steps[39]) == []  # validated again under the step that it resumes from
-    assert (
-        replayed
-        + [alarm for step, metrics in steps[40:] for alarm in resumed.update(step, metrics)]
-        == expected
-    )
+    expected = update_all(alarms.AlarmWatch(Alarms(), PRIMARY), steps)
     assert len(expected) == 2
+    resumed = alarms.AlarmWatch(Alarms(), PRIMARY)
+    replayed = update_all(resumed, steps[:40])
+    # It validates again under the step that it resumes from.
+    assert resumed.update(*steps[39]) == []
+    assert replayed + update_all(resumed, steps[40:]) == expected
 
 
 def test_steps_without_labels_are_left_out_of_the_comparison():
-    watching, found = alarms.AlarmWatch(Alarms(), PRIMARY), []
+    watching = alarms.AlarmWatch(Alarms(), PRIMARY)
     assert watching.update(0, {CLIP_FRACTION: None, "note": "text", "dev/value": 0.5}) == []
-    for step, metrics in steps_of(**{REWARD: line(0.0, 0.3, 0.01), GOLD: line(0.9, 0.1, 0.02, 1)}):
-        known = metrics if step % 2 else {REWARD: metrics[REWARD]}
-        found += watching.update(step, known)
-    assert names(found) == ["reward_up_gold_down"]
-    assert found[0].step >= 39  # the twentieth labelled step
+    steps = steps_of(**{REWARD: line(0.0, 0.3, 0.01), GOLD: line(0.9, 0.1, 0.02, 1)})
+    for step, metrics in steps:
+        if step % 2 == 0:
+            del metrics[GOLD]
+    raised = update_all(watching, steps)
+    assert names(raised) == ["reward_up_gold_down"]
+    assert raised[0].step >= 39, "the twentieth labelled step"
 
 
 def test_actions_go_by_name():
@@ -256,21 +269,19 @@ def test_without_labels_in_use_an_alarm_that_goes_by_them_only_warns(action: str
     settings = Alarms.model_validate({"default_action": action})
     both = {key: line(0.8, 0.3, 0.04, 1) for key in (GOLD, JUDGE)}
     watching = alarms.AlarmWatch(settings, PRIMARY, labels_act=False)
-    steps = steps_of(**{REWARD: line(0.0, 0.3, 0.035)} | both)
-    found = {
-        alarm.name: alarm.action
-        for step, metrics in steps
-        for alarm in watching.update(step, metrics)
-    }
+    raised = update_all(watching, steps_of(**{REWARD: line(0.0, 0.3, 0.035)} | both))
     expected = {"reward_up_gold_down": "warn", "reward_up_judge_down": action}
-    assert found == ({} if action == "off" else expected)
+    if action == "off":
+        expected = {}
+    assert {alarm.name: alarm.action for alarm in raised} == expected
 
 
 def test_a_bare_off_in_yaml_is_off_and_an_unknown_alarm_is_refused():
     settings = Alarms.model_validate(
         yaml.safe_load("{default_action: off, actions: {reward_down: off}}")
     )
-    assert settings.default_action == settings.actions["reward_down"] == "off"
+    assert settings.default_action == "off"
+    assert settings.actions["reward_down"] == "off"
     with pytest.raises(ValidationError, match="clip_fraction"):
         Alarms.model_validate({"actions": {"clipfraction": "stop"}})
 

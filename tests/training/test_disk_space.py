@@ -29,16 +29,16 @@ def test_a_models_size_is_read_off_the_headers(tmp_path: Path):
         "model.layers.0.q_proj.weight": (16, 8),
         "model.norm.weight": (8,),
     }
-    found = ModelSize.of(safetensors(tmp_path / "m", shapes))
-    assert found is not None
-    assert (found.parameters, found.adapter_parameters) == (800 + 128 + 8, 24)
-    assert found.bytes == (tmp_path / "m" / "model.safetensors").stat().st_size
+    size = ModelSize.of(safetensors(tmp_path / "m", shapes))
+    assert size is not None
+    assert (size.parameters, size.adapter_parameters) == (800 + 128 + 8, 24)
+    assert size.bytes == (tmp_path / "m" / "model.safetensors").stat().st_size
 
 
 def test_a_hub_id_often_says_how_large_it_is(tmp_path: Path):
-    known = {"Qwen/Qwen3-32B": 32e9, "Qwen/Qwen3-0.6B-Base": 0.6e9, "x/smollm-135M": 135e6}
-    sizes = {name: ModelSize.of(name) for name in known}
-    assert {name: size and size.parameters for name, size in sizes.items()} == known
+    parameters = {"Qwen/Qwen3-32B": 32e9, "Qwen/Qwen3-0.6B-Base": 0.6e9, "x/smollm-135M": 135e6}
+    sizes = {name: ModelSize.of(name) for name in parameters}
+    assert {name: size and size.parameters for name, size in sizes.items()} == parameters
     assert ModelSize.of("x/base") is None
     assert ModelSize.of(Path("qwen3-tiny-query_rewrite-5a0c71907b")) is None, (
         "a digest that ends like a size"
@@ -52,10 +52,8 @@ def test_a_hub_id_often_says_how_large_it_is(tmp_path: Path):
 def test_sft_keeps_adapters_or_whole_models_and_the_result(profile_of: ProfileOf):
     profile = profile_of(sft={"lora_rank": 16, "save_total_limit": 3})
     assert sft_bytes(profile, SMALL) == 5 * 16 * 10_000 * 12 + 2_000_000
-    assert (
-        sft_bytes(profile_of(sft={"tuner_type": "full", "save_total_limit": 1}), SMALL)
-        == 3 * 16_000_000 + 2_000_000
-    )
+    whole = profile_of(sft={"tuner_type": "full", "save_total_limit": 1})
+    assert sft_bytes(whole, SMALL) == 3 * 16_000_000 + 2_000_000
     assert sft_bytes(profile, None) == 0
 
 
@@ -85,7 +83,6 @@ def test_what_a_flow_needs_is_known_before_it_starts(profile_of: ProfileOf, tmp_
     model = safetensors(tmp_path / "m", {"layers.0.q_proj.weight": (1000, 1000)})
     profile = profile_of(student={"base_model": str(model)}, retention={"min_free_mb": 3})
     assert needed_bytes(profile, "refresh") == 3_000_000
-    trained = ModelSize.of(model)
-    assert needed_bytes(profile, "train") == 3_000_000 + sft_bytes(profile, trained) + rl_bytes(
-        profile, trained
-    )
+    size = ModelSize.of(model)
+    training_bytes = sft_bytes(profile, size) + rl_bytes(profile, size)
+    assert needed_bytes(profile, "train") == 3_000_000 + training_bytes

@@ -1,4 +1,4 @@
-"""How the local judge's agreement with the judge is measured, on which rows, and when it is too
+"""The local judge's agreement with the judge: how it is measured, on which rows, and when it is too
 low."""
 
 import asyncio
@@ -29,13 +29,13 @@ ENOUGH = JudgeAgreement(
 
 
 def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> Row:
-    known = {"tenant": "t", "query": "虾青素咋吃", "source": "x", "split": "dev"} | fields
-    return Row(id=f"r{number:02}", answer=answer, **known)
+    values = {"tenant": "t", "query": "虾青素咋吃", "source": "x", "split": "dev"} | fields
+    return Row(id=f"r{number:02}", answer=answer, **values)
 
 
-def rag(**found: str) -> FakeRag:
+def rag(**more_passages: str) -> FakeRag:
     """Finds by the text: the question itself finds 丙."""
-    passages = {"虾青素 服用方法": "甲", "服用方法": "乙"} | found
+    passages = {"虾青素 服用方法": "甲", "服用方法": "乙"} | more_passages
 
     def find(_: str, text: str | None) -> Retrieved | Exception:
         passage = passages.get(text or "", "丙")
@@ -49,46 +49,45 @@ def rag(**found: str) -> FakeRag:
 def chat(**answers: str) -> FakeModel:
     """Answers by the last words of what it is asked."""
 
-    def answer(asked: str) -> str | Exception:
-        said = next(answer for end, answer in answers.items() if asked.endswith(end))
-        return TeacherError("judge", "teacher_timeout", transient=True) if said == "down" else said
+    def answer(question: str) -> str | Exception:
+        text = next(answer for end, answer in answers.items() if question.endswith(end))
+        if text == "down":
+            return TeacherError("judge", "teacher_timeout", transient=True)
+        return text
 
     return FakeModel(answer)
 
 
 def compare(
-    profile: Profile, found: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row
+    profile: Profile, fake_rag: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row
 ) -> list[JudgedPassage]:
     verdicts = verdict_recipe("passage_judge")
-    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdicts, local, judge, found)  # type: ignore[arg-type]
+    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdicts, local, judge, fake_rag)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
 def test_both_are_asked_about_every_passage_the_teachers_own_too(profile_of: ProfileOf):
-    local, judge = (
-        chat(甲=BAD, 乙=GOOD, 丙=BAD),
-        chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}'),
-    )
+    local = chat(甲=BAD, 乙=GOOD, 丙=BAD)
+    judge = chat(甲='{"score": 2}', 乙='{"score": 4}', 丙='{"score": 1}')
     pairs = compare(profile_of(), rag(), local, judge, row(1))
     assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [
         ("甲", 0, 2),
         ("丙", 0, 1),
         ("乙", 5, 4),
     ]
-    found = measure_agreement(pairs, 3.0)
-    assert (found.pairs, found.share, found.kappa) == (3, 1, 1)
+    measured = measure_agreement(pairs, 3.0)
+    assert (measured.pairs, measured.share, measured.kappa) == (3, 1, 1)
 
 
 def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(
     profile_of: ProfileOf,
 ):
-    local, judge = (
-        chat(甲=GOOD, 乙="随便", 丙="down"),
-        chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}'),
-    )
+    local = chat(甲=GOOD, 乙="随便", 丙="down")
+    judge = chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
     pairs = compare(profile_of(), rag(), local, judge, row(1))
-    found = measure_agreement(pairs, 3.0)
-    assert (found.pairs, found.failed, found.unreadable, found.share) == (2, 1, 1, 0.5)
+    measured = measure_agreement(pairs, 3.0)
+    assert (measured.pairs, measured.failed, measured.unreadable) == (2, 1, 1)
+    assert measured.share == 0.5
     assert judge_agreement.count_retryable(pairs) == 1
     judge_agreement.require_answers(pairs, 0.05)
     with pytest.raises(StageError, match=r"calls failed for 1 of 3 passages \(teacher_timeout 1\)"):
@@ -96,17 +95,16 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(
 
 
 def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
-    pair, *others = compare(profile_of(), rag(服用方法="down"), chat(), chat(), row(1))
-    assert others and all(each.failed == pair.failed for each in others), (
-        "as many as it would have had"
-    )
-    assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
+    pairs = compare(profile_of(), rag(服用方法="down"), chat(), chat(), row(1))
+    reasons = [pair.failed for pair in pairs]
+    assert reasons == ["rag_unavailable"] * 4, "as many as it would have had"
+    assert measure_agreement(pairs, 3.0).pairs == 0
 
 
 def test_dev_rows_are_drawn_by_their_ids():
     rows = [row(3), row(1), row(2, split="train"), row(4, status="failed"), row(0, answer="")]
-    assert [each.id for each in judge_agreement.choose_rows(rows, 5)] == ["r01", "r03"]
-    assert [each.id for each in judge_agreement.choose_rows(rows, 1)] == ["r01"]
+    assert [chosen.id for chosen in judge_agreement.choose_rows(rows, 5)] == ["r01", "r03"]
+    assert [chosen.id for chosen in judge_agreement.choose_rows(rows, 1)] == ["r01"]
 
 
 def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
@@ -116,19 +114,21 @@ def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
 
 
 def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
-    found = measure_agreement(
-        [pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0
-    )
-    assert found.share == pytest.approx(1 / 3) and found.kappa == pytest.approx(0)
-    assert found.right == pytest.approx(2 / 3)
+    judge_scores = [0.0, 5.0, 5.0] * 10
+    pairs = [pair(number, 0.0, score) for number, score in enumerate(judge_scores)]
+    measured = measure_agreement(pairs, 3.0)
+    assert measured.share == pytest.approx(1 / 3)
+    assert measured.kappa == pytest.approx(0)
+    assert measured.right == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         (
             {"kappa_low": 0.59},
-            r"κ 0\.80 \(95% 0\.59 to 0\.95\) on 100 .* begin at judge\.local\.min_agreement = 0\.6 ",
+            r"κ 0\.80 \(95% 0\.59 to 0\.95\) on 100 .* "
+            r"begin at judge\.local\.min_agreement = 0\.6 ",
         ),
         (
             {"kappa_low": 0.59},
@@ -145,30 +145,28 @@ def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
     ],
 )
 def test_agreement_that_is_too_low_or_hardly_known_stops_the_run(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], expected: str
 ):
-    found, settings = ENOUGH.model_copy(update=changes), LocalJudge(model="m")
-    with pytest.raises(StageError, match=said + r".*leave judge\.local out"):
-        require_agreement(found, settings, pytest.fail)
-    warned = list[str]()
-    require_agreement(found, settings.model_copy(update={"when_below": "go_on"}), warned.append)
-    assert re.search(said, warned[0])
+    measured = ENOUGH.model_copy(update=changes)
+    settings = LocalJudge(model="m")
+    with pytest.raises(StageError, match=expected + r".*leave judge\.local out"):
+        require_agreement(measured, settings, pytest.fail)
+    warnings = list[str]()
+    goes_on = settings.model_copy(update={"when_below": "go_on"})
+    require_agreement(measured, goes_on, warnings.append)
+    assert re.search(expected, warnings[0])
 
 
 @pytest.mark.parametrize("settings", [{}, {"min_agreement": 0.7, "min_agreement_pairs": 99}])
 def test_enough_pairs_whose_interval_lies_above_the_limit_go_on(settings: dict[str, Any]):
-    low = settings.get("min_agreement", 0.6)
-    require_agreement(
-        ENOUGH.model_copy(update={"kappa_low": low}), LocalJudge(model="m", **settings), pytest.fail
-    )
+    enough = ENOUGH.model_copy(update={"kappa_low": settings.get("min_agreement", 0.6)})
+    require_agreement(enough, LocalJudge(model="m", **settings), pytest.fail)
 
 
 def test_the_report_has_the_table():
-    found = measure_agreement(
-        [pair(number, 5.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0
-    )
-    table = judge_agreement.agreement_finding(found)
-    assert all(len(line.values) == len(table.columns) for line in table.rows)
-    assert "8" in table.rows[0].label.en and judge_agreement.describe_agreement(found).startswith(
-        "agreement 100%, κ 1.00"
-    )
+    pairs = [pair(number, 5.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)]
+    measured = measure_agreement(pairs, 3.0)
+    table = judge_agreement.agreement_finding(measured)
+    assert [len(line.values) for line in table.rows] == [len(table.columns)] * len(table.rows)
+    assert "8" in table.rows[0].label.en
+    assert judge_agreement.describe_agreement(measured).startswith("agreement 100%, κ 1.00")

@@ -1,5 +1,5 @@
-"""What a training run has shown so far: metrics, checkpoints, dev values, early stopping; the same
-after a resume."""
+"""The record of a training run: metrics, checkpoints, dev values, early stopping; the same after a
+resume."""
 
 import json
 import warnings
@@ -12,9 +12,11 @@ import torch
 from toy_rl import trainer_settings
 
 from qinglan.errors import ArtifactError
-from qinglan.training.alarms import Alarm, read_alarms
+from qinglan.training.alarms import CLIP_FRACTION, Alarm, read_alarms
 from qinglan.training.engines import progress
 from qinglan.training.engines.progress import (
+    DEV_HIGH,
+    DEV_LOW,
     DEV_VALUE,
     TrainingProgress,
     best_checkpoint,
@@ -55,10 +57,11 @@ def test_the_interval_is_of_groups(tmp_path: Path):
     values = dict(zip("abcdef", (1.0, 1.0, 1.0, 1.0, 0.0, 0.0), strict=True))
     alone = training(tmp_path).validated(0, values, dict(zip(values, "abcdef", strict=True)))
     grouped = training(tmp_path).validated(0, values, dict(zip(values, "aaaabb", strict=True)))
-    assert alone[DEV_VALUE] == grouped[DEV_VALUE] == pytest.approx(4 / 6)
+    assert alone[DEV_VALUE] == pytest.approx(4 / 6)
+    assert grouped[DEV_VALUE] == alone[DEV_VALUE]
+    assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE]
+    assert alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
     assert training(tmp_path).validated(0, {}, {}) == {}
-    low, high = progress.DEV_LOW, progress.DEV_HIGH
-    assert grouped[low] < alone[low] < alone[DEV_VALUE] < alone[high] <= grouped[high]
 
 
 def test_early_stopping(tmp_path: Path):
@@ -89,18 +92,15 @@ def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Pa
     )
     resumed = training(tmp_path, resumed_at=10, patience=0)
     assert "since step 10 (0.700)" in (resumed.early_stopping_reason() or "")
-    assert (resumed.last_known("kl"), resumed.last_known("none")) == (0.1, None)
+    assert resumed.last_known("kl") == 0.1
+    assert resumed.last_known("none") is None
 
 
 def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path: Path):
-    clipped = {"actor/pg_clipfrac": 0.9}
-    write_steps(
-        tmp_path,
-        {step: clipped if step > 3 else {"actor/pg_clipfrac": 0.1} for step in range(1, 9)},
-    )
-    sounded = next(
-        step for step in range(1, 9) if training(tmp_path, resumed_at=step).not_in_checkpoint
-    )
+    clip_fractions = [0.1] * 3 + [0.9] * 5
+    steps = {step: {CLIP_FRACTION: value} for step, value in enumerate(clip_fractions, 1)}
+    write_steps(tmp_path, steps)
+    sounded = next(step for step in steps if training(tmp_path, resumed_at=step).not_in_checkpoint)
     (alarm,) = training(tmp_path, resumed_at=sounded).not_in_checkpoint
     assert (alarm.name, alarm.step) == ("clip_fraction", sounded)
     assert training(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], (
@@ -109,15 +109,15 @@ def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path:
 
 
 def test_what_a_resume_discards_is_gone_and_half_lines_too(tmp_path: Path):
-    steps = (10, 20, 22, 31)
-    lines = [
-        Alarm(
-            step=step, name="reward_down", action="warn", code="alarm_reward_down"
-        ).model_dump_json()
-        for step in steps
-    ]
+    fields: dict[str, Any] = {
+        "name": "reward_down",
+        "action": "warn",
+        "code": "alarm_reward_down",
+    }
+    lines = [Alarm(step=step, **fields).model_dump_json() for step in (10, 20, 22, 31)]
     (tmp_path / progress.ALARMS_FILE).write_text("\n".join(lines) + "\n")
-    (dev_file := tmp_path / progress.DEV_FILE).write_text('{"step": 10}\n{"step": 22}\n{"step": 2')
+    dev_file = tmp_path / progress.DEV_FILE
+    dev_file.write_text('{"step": 10}\n{"step": 22}\n{"step": 2')
     training(tmp_path, resumed_at=20).validated(20, {"row": 1.0}, {"row": "a"})
     assert [json.loads(line)["step"] for line in dev_file.read_text().splitlines()] == [10, 20]
     assert [alarm.step for alarm in read_alarms(tmp_path / progress.ALARMS_FILE)] == [10, 20]
@@ -130,26 +130,26 @@ def dev(right: int, rows: int = 200) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("right", "chosen"),
     [
-        ({10: 150, 20: 156, 30: 155}, 30),  # a question less of 200 is no reason to train less
+        # A question less of 200 is no reason to train less.
+        ({10: 150, 20: 156, 30: 155}, 30),
         ({10: 150, 20: 170, 30: 130}, 20),
         ({10: 150, 20: 170, 30: 130, 40: 168}, 40),
-        ({0: 171, 10: 150, 20: 170}, 0),  # training brought nothing
-        ({0: 150, 10: 150}, 0),  # a tie is no reason to change the model
+        # Training brought nothing.
+        ({0: 171, 10: 150, 20: 170}, 0),
+        # A tie is no reason to change the model.
+        ({0: 150, 10: 150}, 0),
     ],
 )
 def test_the_most_trained_model_not_worse_than_the_best_goes_on(
     tmp_path: Path, right: dict[int, int], chosen: int
 ):
     write_checkpoints(tmp_path, *(step for step in right if step), tracker=f"{max(right)}")
-    watched, groups = training(tmp_path), {row: row for row in dev(0)}
-    write_steps(
-        tmp_path,
-        {step: watched.validated(step, dev(count), groups) for step, count in right.items()},
-    )
-    assert best_checkpoint(tmp_path, tmp_path) == (
-        chosen,
-        tmp_path / f"global_step_{chosen}" if chosen else None,
-    )
+    watched = training(tmp_path)
+    groups = {row: row for row in dev(0)}
+    steps = {step: watched.validated(step, dev(count), groups) for step, count in right.items()}
+    write_steps(tmp_path, steps)
+    folder = tmp_path / f"global_step_{chosen}" if chosen else None
+    assert best_checkpoint(tmp_path, tmp_path) == (chosen, folder)
 
 
 def test_a_dev_row_without_a_score_counts_as_wrong():
@@ -157,24 +157,22 @@ def test_a_dev_row_without_a_score_counts_as_wrong():
         warnings.simplefilter("ignore")
         from qinglan.training.engines.ppo_trainer import dev_values
 
-    infos = [
-        {"row_id": str(row), "gold_id": f"d{row % 50}", "unit": f"d{row % 50}"}
-        for row in range(200)
-    ]
-    silent = {str(row): (1.0, False) if row < 190 else (None, True) for row in range(200)}
-    complete = {str(row): (float(row < 191), False) for row in range(200)}
-    labelled = {info["row_id"] for info in infos}
-    worse, better = (
-        dev_values(infos, scored, "gold_top1", labelled)[0] for scored in (silent, complete)
+    row_ids = [str(row) for row in range(200)]
+    infos = []
+    for row, row_id in enumerate(row_ids):
+        document = f"d{row % 50}"
+        infos.append({"row_id": row_id, "gold_id": document, "unit": document})
+    unscored: tuple[float | None, bool] = (None, True)
+    silent = dict.fromkeys(row_ids[:190], (1.0, False)) | dict.fromkeys(row_ids[190:], unscored)
+    complete = dict.fromkeys(row_ids[:191], (1.0, False)) | dict.fromkeys(
+        row_ids[191:], (0.0, False)
     )
-    assert (
-        sum(worse.values()) == 190
-        and len(worse) == len(better) == 200
-        and sum(better.values()) == 191
-    )
-    assert dev_values(infos, {}, "gold_top1", labelled)[0] == dict.fromkeys(
-        labelled, 0.0
-    )  # verl dropped them all
+    worse, _ = dev_values(infos, silent, "gold_top1", row_ids)
+    better, _ = dev_values(infos, complete, "gold_top1", row_ids)
+    assert (len(worse), sum(worse.values())) == (200, 190)
+    assert (len(better), sum(better.values())) == (200, 191)
+    dropped_by_verl, _ = dev_values(infos, {}, "gold_top1", row_ids)
+    assert dropped_by_verl == dict.fromkeys(row_ids, 0.0)
     unlabelled = [{"row_id": "1", "gold_id": "", "unit": "0"}]
     assert dev_values(unlabelled, {}, "gold_top1", ())[0] == {}, "no answer to it could be right"
     assert dev_values(unlabelled, {}, "score", "1") == ({"1": -1.0}, {"1": "0"})
@@ -198,12 +196,13 @@ def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
     write_dev(tmp_path, {0: 0.1, 10: 0.2, 20: 0.3})
     write_dev(tmp_path, {10: 0.25, 30: 0.4})
     assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
-    measured = {
-        step: values["dev/value"] for step, values in progress.read_metrics(tmp_path).items()
+    metrics = progress.read_metrics(tmp_path)
+    # What was measured at 20 was of a policy that is lost.
+    assert {step: values["dev/value"] for step, values in metrics.items()} == {
+        0: 0.1,
+        10: 0.25,
+        30: 0.4,
     }
-    assert measured == {0: 0.1, 10: 0.25, 30: 0.4}, (
-        "what was measured at 20 was of a policy that is lost"
-    )
 
 
 def test_an_incomplete_checkpoint_is_ignored_and_deleted(tmp_path: Path) -> None:

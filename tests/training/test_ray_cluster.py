@@ -46,10 +46,11 @@ def trainer_of(url: str) -> Trainer:
 
 @contextmanager
 def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """For a cluster with a token of its own, whatever this machine has."""
+    """A folder for a cluster with a token of its own, whatever this machine has."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    folder = Path(tempfile.mkdtemp(prefix="qr"))  # short: Ray's sockets below it have a limit
+    # Short: the paths of Ray's sockets below it have a limit.
+    folder = Path(tempfile.mkdtemp(prefix="qr"))
     try:
         yield folder
     finally:
@@ -70,7 +71,8 @@ def ray_node(
     # Nodes on one machine would share the port of the agent that takes jobs, and one of them would
     # never answer.
     ray.append(f"--dashboard-agent-listen-port={free_port()}")
-    argv, log = [sys.executable, supervise.__file__, *ray], folder / "ray.log"
+    argv = [sys.executable, supervise.__file__, *ray]
+    log = folder / "ray.log"
     env = {**os.environ, "RAY_prestart_worker_first_driver": "0", **environment}
     with ExitStack() as stack:
         with ray_start_lock(), log.open("ab") as output:
@@ -84,7 +86,7 @@ def ray_node(
 
 
 def _kill(keeper: int) -> None:
-    """All that it keeps: asked to end, Ray takes the whole grace period."""
+    """Kill all that it keeps: asked to end, Ray takes the whole grace period."""
     for pid in supervise.descendants(keeper):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -99,19 +101,22 @@ def _has_nodes(url: str, count: int) -> bool:
 
 
 class Head(NamedTuple):
+    """A cluster's first node."""
+
     url: str
-    """Of its dashboard."""
+    """Address of its dashboard."""
     address: str
-    """For other nodes."""
+    """Address for other nodes."""
     pid: int
-    """Of what keeps it."""
+    """Id of the process that keeps it."""
     folder: Path
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """With a key that no other node has."""
-    port, own_port = free_port(), free_port()
+    """A node with a key that no other node has."""
+    port = free_port()
+    own_port = free_port()
     url = f"http://127.0.0.1:{port}"
     words = [
         "--head",
@@ -133,17 +138,16 @@ def said_of(toy: Toy) -> str:
 def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(
     tmp_path: Path, head: Head
 ) -> None:
-    model, critic = (
-        make_model(tmp_path / "model"),
-        make_model(tmp_path / "critic", hidden_size=32, layers=1),
-    )
+    model = make_model(tmp_path / "model")
+    critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
     (tmp_path / "stage").mkdir()
     rl: dict[str, Any] = {"lora_rank": 4, "critic_model": str(critic), "val_before_train": False}
     toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, **rl)
     spawn = multiprocessing.get_context("spawn")
     first = spawn.Process(target=toy.run_stage, args=(trainer_of(head.url),))
     first.start()
-    log, said, explain = toy.folder / "rl.log", toy.said, partial(said_of, toy)
+    log = toy.folder / "rl.log"
+    explain = partial(said_of, toy)
 
     def newest() -> int:
         return max(checkpoints(toy.output), default=0)
@@ -158,14 +162,16 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(
     second.start()
     wait_until(
         "it to be followed",
-        lambda: f"following Ray job {JOB}-1" in said.read_text(),
+        lambda: f"following Ray job {JOB}-1" in toy.said.read_text(),
         explain=explain,
     )
     wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)
     (worker,) = processes_with("ray::", "WorkerDict", started_by=head.pid)
     worker.kill()
     wait_until(
-        "another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain
+        "another job",
+        lambda: f"submitted Ray job {JOB}-2" in toy.said.read_text(),
+        explain=explain,
     )
     first_end = newest()
     second.join(900)
@@ -174,13 +180,14 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(
     with RayJobs(trainer_of(head.url)) as jobs:
         ends = {job.submission_id: job.status for job in jobs.all()}
     assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "SUCCEEDED"}
-    (resumed_from,) = [
-        int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())
-    ]
-    assert resumed_from == first_end < STEPS == newest()
+    resumed_from = re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())
+    assert resumed_from == [str(first_end)]
+    assert first_end < STEPS
+    assert newest() == STEPS
     steps = read_metrics(toy.folder)
     assert set(steps) >= set(range(first_end + 1, STEPS + 1))
-    assert steps[STEPS]["actor/grad_norm"] > 0 and steps[STEPS]["critic/grad_norm"] > 0
+    assert steps[STEPS]["actor/grad_norm"] > 0
+    assert steps[STEPS]["critic/grad_norm"] > 0
 
 
 @NEEDS_VLLM
@@ -197,27 +204,29 @@ def test_vllm_on_two_nodes_one_of_which_dies(
         test_freq=2,
         ppo_micro_batch_size_per_gpu=4,
     )
-    port, dashboard, python = free_port(), free_port(), str(VLLM_PYTHON)
+    port = free_port()
+    dashboard = free_port()
+    python = str(VLLM_PYTHON)
     url = f"http://127.0.0.1:{dashboard}"
-    words = ["--num-cpus=16", "--num-gpus=1"]  # a logical GPU each, for a worker and its vLLM
+    # A logical GPU each, for a worker and its vLLM.
+    words = ["--num-cpus=16", "--num-gpus=1"]
     head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", *words]
     trainer = trainer_of(url).model_copy(
         update={"python": python, "nodes": 2, "stalled_after_s": 240}
     )
-    trains, explain = (
-        threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True),
-        partial(said_of, toy),
-    )
+    trains = threading.Thread(target=toy.run_stage, args=(trainer,), daemon=True)
+    explain = partial(said_of, toy)
     with (
         ray_folder(monkeypatch) as folder,
         ray_node(url, 1, folder, *head, f"--temp-dir={folder}", python=python) as first,
         RayJobs(trainer_of(url)) as jobs,
     ):
-        other = partial(
+        second_node = partial(
             ray_node, url, 2, folder, f"--address=127.0.0.1:{port}", *words, python=python
         )
-        with other() as second:
-            (left := Path("/dev/shm", f"psm_{secrets.token_hex()}")).touch()
+        with second_node() as second:
+            leaked = Path("/dev/shm", f"psm_{secrets.token_hex()}")
+            leaked.touch()
             trains.start()
             wait_until(
                 "a checkpoint",
@@ -225,16 +234,16 @@ def test_vllm_on_two_nodes_one_of_which_dies(
                 explain=explain,
             )
             for node in (first, second):
-                found = [
-                    processes_with(word, started_by=node)
-                    for word in ("WorkerDict", "VLLM::EngineCore")
-                ]
-                assert list(map(len, found)) == [1, 1], explain()
-            assert not left.exists(), "what a killed attempt left"
+                workers = processes_with("WorkerDict", started_by=node)
+                assert len(workers) == 1, explain()
+                engines = processes_with("VLLM::EngineCore", started_by=node)
+                assert len(engines) == 1, explain()
+            assert not leaked.exists(), "what a killed attempt left"
         wait_until("the node's end", lambda: len(jobs.gpus_of_nodes() or ()) == 1, explain=explain)
-        with other():
+        with second_node():
             trains.join(1800)
-    remove_leaked_memory(tmp_path.stat().st_mtime)  # of the nodes, which are killed
+    # Left by the nodes, which are killed.
+    remove_leaked_memory(tmp_path.stat().st_mtime)
     assert "starting it again from its newest checkpoint, 1 of 2 restarts" in explain()
     assert max(checkpoints(toy.output)) == 4, explain()
 
@@ -242,9 +251,10 @@ def test_vllm_on_two_nodes_one_of_which_dies(
 def test_doctors_job_tells_what_each_node_has(
     profile_of: ProfileOf, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Last: its second node joins the head, and leaves it."""
+    """The last test: its second node joins the head, and leaves it."""
 
-    def looked(python: str = sys.executable, key: str | None = None) -> dict[str, str | None]:
+    def look(python: str = sys.executable, key: str | None = None) -> dict[str, str | None]:
+        """Problem or note of each of doctor's checks."""
         trainer = {
             "ray_dashboard_url": head.url,
             "ray_token_env": "RAY_AUTH_TOKEN",
@@ -257,21 +267,19 @@ def test_doctors_job_tells_what_each_node_has(
 
         def takes_jobs() -> bool:
             checks[:] = cluster.check_cluster(profile)
-            told = " ".join(f"{check.problem} {check.note}" for check in checks)
-            return not any(
-                slow in told for slow in ("No available agent", "did not answer in time")
-            )
+            text = " ".join(f"{check.problem} {check.note}" for check in checks)
+            return "No available agent" not in text and "did not answer in time" not in text
 
         wait_until("a node that takes jobs", takes_jobs, explain=lambda: checks)
-        assert python == "/no/python" or checks[0].detail.count(socket.gethostname()) == 2
+        if python != "/no/python":
+            assert checks[0].detail.count(socket.gethostname()) == 2
         return {check.name: check.problem or check.note for check in checks}
 
     monkeypatch.setattr(cluster, "JOB_WITHIN_S", 300.0)
     with ray_node(head.url, 2, head.folder, "--num-cpus=2", f"--address={head.address}", A_KEY=""):
-        assert looked() == {"mount": None, "nodes": None}
+        assert look() == {"mount": None, "nodes": None}
         lacking = f"node {socket.gethostname()} lacks A_KEY; export them there before `ray start`"
-        assert looked(key="A_KEY") == {"mount": None, "nodes": lacking}
-        assert "trainer.python: the cluster's node has no /no/python" in (
-            looked(python="/no/python")["mount"] or ""
-        )
-    assert not list(tmp_path.rglob(".doctor-*"))
+        assert look(key="A_KEY") == {"mount": None, "nodes": lacking}
+        problem = look(python="/no/python")["mount"] or ""
+        assert "trainer.python: the cluster's node has no /no/python" in problem
+    assert list(tmp_path.rglob(".doctor-*")) == []

@@ -1,6 +1,7 @@
 """Ray jobs against a fake dashboard: submitted, followed, found again, and stopped only on
 purpose."""
 
+import itertools
 import os
 import shlex
 import signal
@@ -31,7 +32,9 @@ class Flow:
     def __init__(
         self, ray: FakeRay, directory: Path, key: str = "abcdefghijk", retry_s: float = 60.0
     ) -> None:
-        self.ray, self.directory, self.said = ray, directory, list[str]()
+        self.ray = ray
+        self.directory = directory
+        self.said: list[str] = []
         self.log = directory / "rl.log"
         self._trainer = Trainer(ray_dashboard_url=ray.url)
         self._settings: dict[str, Any] = {"key": key, "retry_s": retry_s}
@@ -61,11 +64,10 @@ class Flow:
         self, name: str, status: str = "SUCCEEDED", message: str = "", **more: Any
     ) -> Callable[[], None]:
         """A watcher during whose second look the job ends."""
-        looks: list[int] = []
+        looks = itertools.count(1)
 
         def on_poll() -> None:
-            looks.append(1)
-            if len(looks) == 2:
+            if next(looks) == 2:
                 self.ray.end(name, status, message, **more)
 
         return on_poll
@@ -105,7 +107,10 @@ def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log_or_the_lines_th
     flow: Flow,
 ):
     flow.log.write_text("of an earlier attempt\n")
-    message = "Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\nx"
+    message = (
+        "Job entrypoint command failed with exit code 1, "
+        "last available logs (truncated to 20,000 chars):\nx"
+    )
 
     def write() -> Command:
         with flow.log.open("a") as stream:
@@ -115,11 +120,15 @@ def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log_or_the_lines_th
     with pytest.raises(AttemptFailedError) as caught:
         flow.run(flow.ends(FIRST, "FAILED", message, after_s=90), command=write)
     assert str(caught.value) == (
-        f"verl failed as Ray job {FIRST}: Job entrypoint command failed with exit code 1; full log: {flow.log}"
+        f"verl failed as Ray job {FIRST}: Job entrypoint command failed with exit code 1; "
+        f"full log: {flow.log}"
     )
     assert (caught.value.said, caught.value.seconds) == ("    ActorDiedError", 90)
     flow.log.unlink()
-    message = "Job entrypoint failed with exit code 72, last available logs (truncated):\n/x is not on this node"
+    message = (
+        "Job entrypoint failed with exit code 72, "
+        "last available logs (truncated):\n/x is not on this node"
+    )
     with pytest.raises(AttemptFailedError, match="exit code 72") as caught:
         flow.run(flow.ends(SECOND, "FAILED", message))
     assert caught.value.said == "    /x is not on this node"
@@ -136,7 +145,8 @@ def test_what_the_job_writes_is_forwarded_without_long_lines(flow: Flow):
 
 
 def test_a_flow_that_comes_back_follows_the_same_job(flow: Flow):
-    flow.ray.jobs["20261127"] = {"submission_id": "20261127", "status": "RUNNING"}  # another user's
+    # Another user's.
+    flow.ray.jobs["20261127"] = {"submission_id": "20261127", "status": "RUNNING"}
     flow.die(KilledError())
     flow.run(flow.ends(FIRST), command=raising(AssertionError("the running job has its command")))
     assert list(flow.ray.jobs) == ["20261127", FIRST]
@@ -163,19 +173,19 @@ def test_a_job_that_failed_meanwhile_has_a_successor(flow: Flow, status: str):
 
 def test_a_job_of_other_inputs_is_stopped_first(flow: Flow, tmp_path: Path):
     flow.die(KilledError())
-    other = "qinglan-run-1-rl-verl-otherkey-1"
-    Flow(flow.ray, tmp_path, key="otherkey").run(flow.ends(other))
+    job_of_other_key = "qinglan-run-1-rl-verl-otherkey-1"
+    Flow(flow.ray, tmp_path, key="otherkey").run(flow.ends(job_of_other_key))
     assert flow.ray.stopped() == [FIRST]
 
 
 def test_network_faults_neither_stop_nor_double_the_job(flow: Flow):
     flow.ray.loses_next_submission_answer = True
-    looks: list[int] = []
+    looks = itertools.count(1)
 
     def on_poll() -> None:
-        looks.append(1)
-        flow.ray.is_down = 2 <= len(looks) <= 6
-        if len(looks) == 10:
+        look = next(looks)
+        flow.ray.is_down = 2 <= look <= 6
+        if look == 10:
             flow.ray.end(FIRST, "SUCCEEDED")
 
     flow.run(on_poll)
@@ -239,7 +249,7 @@ def test_all_jobs_of_a_run_are_stopped_and_no_others(flow: Flow):
     trainer = Trainer(ray_dashboard_url=flow.ray.url)
     assert stop_all(trainer, "run-1") == [FIRST]
     assert stop_all(trainer, "run-1") == []
-    assert stop_all(Trainer(), "run-2") == []  # no cluster is used
+    assert stop_all(Trainer(), "run-2") == [], "no cluster is used"
 
 
 def test_a_token_is_read_from_the_environment(ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
@@ -271,25 +281,28 @@ def entry(directory: Path, log: Path, code: str) -> str:
 def test_the_entry_point_writes_to_both_logs_in_the_stages_directory(tmp_path: Path):
     log = tmp_path / "rl.log"
     log.write_text("before\n")
-    code = "import os, sys; print(os.getcwd()); print(os.environ.get('CUDA_VISIBLE_DEVICES')); sys.exit(3)"
+    code = (
+        "import os, sys; print(os.getcwd()); "
+        "print(os.environ.get('CUDA_VISIBLE_DEVICES')); sys.exit(3)"
+    )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    result = subprocess.run(
         entry(tmp_path, log, code), shell=True, env=environment, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (3, f"{tmp_path}\nNone\n")
+    assert (result.returncode, result.stdout) == (3, f"{tmp_path}\nNone\n")
     assert log.read_text() == f"before\n{tmp_path}\nNone\n"
-    done = subprocess.run(
+    result = subprocess.run(
         entry(tmp_path / "no", tmp_path / "log", ""), shell=True, capture_output=True, text=True
     )
-    assert done.returncode == 72
-    assert "no is not on this node: paths.runs must be on a mount" in done.stderr
+    assert result.returncode == 72
+    assert "no is not on this node: paths.runs must be on a mount" in result.stderr
 
 
 def test_killing_the_entry_point_kills_the_engine(tmp_path: Path):
     code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
-    with subprocess.Popen(entry(tmp_path, tmp_path / "log", code), shell=True, stdout=-3) as shell:
-        wait_until(
-            "the engine", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()
-        )
-        assert int((tmp_path / "pid").read_text()) == shell.pid
+    pid_file = tmp_path / "pid"
+    command = entry(tmp_path, tmp_path / "log", code)
+    with subprocess.Popen(command, shell=True, stdout=subprocess.DEVNULL) as shell:
+        wait_until("the engine", lambda: pid_file.exists() and pid_file.read_text())
+        assert int(pid_file.read_text()) == shell.pid
         shell.send_signal(signal.SIGKILL)

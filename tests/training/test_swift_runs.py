@@ -18,32 +18,26 @@ def test_all_parameters_learn_and_the_model_holds_no_state_of_the_training(
     tmp_path: Path, profile_of: ProfileOf
 ):
     base = make_model(tmp_path / "base")
-    lines = [
-        {
-            "messages": [
-                {"role": "user", "content": f"say {n}"},
-                {"role": "assistant", "content": "yes"},
-            ]
-        }
-        for n in range(8)
-    ]
+    lines = []
+    for number in range(8):
+        question = {"role": "user", "content": f"say {number}"}
+        answer = {"role": "assistant", "content": "yes"}
+        lines.append(json.dumps({"messages": [question, answer]}) + "\n")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    rows.write_text("".join(lines), encoding="utf-8")
     settings = {
         "tuner_type": "full",
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 1,
         "eval_steps": 1,
-    }
-    settings |= {
         "num_train_epochs": 1,
         "learning_rate": 1e-3,
         "torch_dtype": "float32",
         "save_steps": 1,
     }
-    profile, output = profile_of(sft=settings), tmp_path / "checkpoints"
+    output = tmp_path / "checkpoints"
     command = swift.sft_command(
-        profile,
+        profile_of(sft=settings),
         model=str(base),
         train_file=rows,
         dev_file=rows,
@@ -54,13 +48,10 @@ def test_all_parameters_learn_and_the_model_holds_no_state_of_the_training(
     best = swift.best_checkpoint(output)
     swift.copy_model(best, tmp_path / "model")
     assert {"optimizer.pt", "trainer_state.json"} <= {path.name for path in best.iterdir()}
-    left = {path.name for path in (tmp_path / "model").iterdir()}
-    assert not {name for name in left if name.endswith((".pt", ".bin", ".pth"))}, left
-    before, after = (
-        AutoModelForCausalLM.from_pretrained(folder) for folder in (base, tmp_path / "model")
-    )
-    same = [
-        bool((old == new).all())
-        for old, new in zip(before.parameters(), after.parameters(), strict=True)
-    ]
-    assert not all(same) and len(AutoTokenizer.from_pretrained(tmp_path / "model")) > 0
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {name for name in names if name.endswith((".pt", ".bin", ".pth"))} == set()
+    before = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert after.keys() == before.keys()
+    assert {name for name in after if not after[name].equal(before[name])}, "it has learnt"
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) > 0

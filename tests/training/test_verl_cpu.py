@@ -26,7 +26,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]]
 
 
 def quietly(module: str) -> Any:
-    """Import it, whatever verl and its libraries warn of."""
+    """Import a module, whatever verl and its libraries warn of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_module(f"qinglan.training.{module}")
@@ -48,10 +48,9 @@ def sample(
     rollout: Any, model: Any, prompts: list[list[int]], settings: list[Any], eos_ids: set[int]
 ) -> list[Any]:
     """One batch to its end: each row's tokens and their log-probabilities."""
-    rows = [
-        rollout.RolloutRow(prompt, row, lambda _: None)
-        for prompt, row in zip(prompts, settings, strict=True)
-    ]
+    rows = []
+    for prompt, sampling in zip(prompts, settings, strict=True):
+        rows.append(rollout.RolloutRow(prompt, sampling, lambda _: None))
     batch = rollout.RolloutBatch(model, rows, eos_ids, 0)
     while batch.rows:
         batch.step()
@@ -72,17 +71,13 @@ def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
 
 def test_log_probs_are_those_of_a_plain_forward_pass(rollout: Any, model: Any) -> None:
     rows = [rollout.Sampling(max_tokens=6, temperature=0.7)] * len(PROMPTS)
-    for prompt, (tokens, log_probs) in zip(
-        PROMPTS, sample(rollout, model, PROMPTS, rows, {-5}), strict=True
-    ):
+    sampled = sample(rollout, model, PROMPTS, rows, {-5})
+    for prompt, (tokens, log_probs) in zip(PROMPTS, sampled, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
-        expected = (
-            torch.log_softmax(logits / 0.7, -1)
-            .gather(1, torch.tensor(tokens).unsqueeze(1))
-            .squeeze(1)
-        )
-        assert torch.allclose(torch.tensor(log_probs), expected, atol=1e-4)
+        tempered = torch.log_softmax(logits / 0.7, -1)
+        expected = tempered.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(torch.tensor(log_probs), expected, atol=1e-4, rtol=1e-5)
 
 
 def test_each_row_has_its_own_limit_and_stops_after_eos(rollout: Any, model: Any) -> None:
@@ -91,28 +86,29 @@ def test_each_row_has_its_own_limit_and_stops_after_eos(rollout: Any, model: Any
     assert [len(tokens) for tokens, _ in free] == [1, 4, 9]
     eos = free[2][0][2]
     stopped, log_probs = sample(rollout, model, PROMPTS, rows, {eos})[2]
-    assert stopped[-1] == eos and eos not in stopped[:-1] and len(log_probs) == len(stopped) <= 3
+    assert stopped.index(eos) == len(stopped) - 1
+    assert len(stopped) <= 3
+    assert len(log_probs) == len(stopped)
 
 
 def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
     rows = [rollout.Sampling(1, top_k=1), rollout.Sampling(1, top_p=0.8), rollout.Sampling(1)]
-    left = rollout.SamplingRules(rows).cut(log_probs).isfinite().sum(-1)
-    assert left.tolist() == [1, 2, 4]
+    possible_tokens = rollout.SamplingRules(rows).cut(log_probs).isfinite().sum(-1)
+    assert possible_tokens.tolist() == [1, 2, 4]
 
 
 def test_tokens_are_drawn_by_their_probability_and_never_without_one(rollout: Any) -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     logits = probabilities.log().expand(20_000, -1)
-    points = torch.rand(
-        len(logits), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    token, log_prob = rollout.SamplingRules([rollout.Sampling(1)] * len(logits)).pick(
-        logits, points
-    )
-    share = torch.bincount(token, minlength=5) / len(logits)
-    assert torch.allclose(share, probabilities, atol=0.015) and share[1] == share[4] == 0
-    assert torch.allclose(log_prob, probabilities.log()[token])
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator)
+    rules = rollout.SamplingRules([rollout.Sampling(1)] * len(logits))
+    tokens, log_probs = rules.pick(logits, points)
+    shares = torch.bincount(tokens, minlength=5) / len(logits)
+    torch.testing.assert_close(shares, probabilities, atol=0.015, rtol=1e-5)
+    assert shares[[1, 4]].tolist() == [0, 0]
+    torch.testing.assert_close(log_probs, probabilities.log()[tokens], atol=1e-8, rtol=1e-5)
 
 
 def test_a_row_draws_the_same_tokens_in_any_company(rollout: Any, model: Any) -> None:
@@ -120,22 +116,25 @@ def test_a_row_draws_the_same_tokens_in_any_company(rollout: Any, model: Any) ->
     together = sample(rollout, model, PROMPTS, settings, {-5})
     for prompt, row, (tokens, _) in zip(PROMPTS, settings, together, strict=True):
         assert sample(rollout, model, [prompt], [row], {-5})[0][0] == tokens
-    [(other, _)] = sample(rollout, model, PROMPTS[:1], [rollout.Sampling(9, seed=8)], {-5})
-    assert other != together[0][0]
+    [(with_other_seed, _)] = sample(
+        rollout, model, PROMPTS[:1], [rollout.Sampling(9, seed=8)], {-5}
+    )
+    assert with_other_seed != together[0][0]
 
 
 def test_a_row_is_answered_when_it_ends_and_leaves(rollout: Any, model: Any) -> None:
-    answers: list[int] = []
-    rows = [
-        rollout.RolloutRow(
-            prompt, rollout.Sampling(limit), lambda sampled: answers.append(len(sampled[0]))
-        )
-        for prompt, limit in zip(PROMPTS, (5, 1, 2), strict=True)
-    ]
+    lengths: list[int] = []
+
+    def answer(sampled: tuple[list[int], list[float]]) -> None:
+        lengths.append(len(sampled[0]))
+
+    rows = []
+    for prompt, limit in zip(PROMPTS, (5, 1, 2), strict=True):
+        rows.append(rollout.RolloutRow(prompt, rollout.Sampling(limit), answer))
     batch = rollout.RolloutBatch(model, rows, {-5}, 0)
-    assert answers == [1] and len(batch.rows) == 2
+    assert (lengths, len(batch.rows)) == ([1], 2)
     batch.step()
-    assert answers == [1, 2] and len(batch.rows) == 1
+    assert (lengths, len(batch.rows)) == ([1, 2], 1)
 
 
 def server(model: Any, max_rows: int) -> Any:
@@ -145,28 +144,29 @@ def server(model: Any, max_rows: int) -> Any:
 async def test_a_batch_has_the_same_bits_whatever_the_order_of_its_requests(
     rollout: Any, model: Any
 ) -> None:
-    serving, rows = server(model, max_rows=2), list(enumerate(PROMPTS))
+    serving = server(model, max_rows=2)
 
-    async def ask(place: int, prompt: list[int]) -> Any:
-        return place, await serving.generate(
-            prompt, rollout.Sampling(9, seed=place), place, len(PROMPTS)
-        )
+    async def ask(place: int) -> Any:
+        sampling = rollout.Sampling(9, seed=place)
+        return await serving.generate(PROMPTS[place], sampling, place, len(PROMPTS))
 
-    first = await asyncio.gather(*(ask(*row) for row in rows))
-    assert first == sorted(await asyncio.gather(*(ask(*row) for row in reversed(rows))))
+    forwards = await asyncio.gather(ask(0), ask(1), ask(2))
+    backwards = await asyncio.gather(ask(2), ask(1), ask(0))
+    assert forwards == backwards[::-1]
 
 
 async def test_a_failed_batch_is_told_to_its_callers_and_the_next_one_is_served(
     rollout: Any, model: Any
 ) -> None:
     serving = server(model, max_rows=8)
-    asked = [
-        serving.generate(row, rollout.Sampling(2), place, 2)
-        for place, row in enumerate(([10**6], PROMPTS[0]))
-    ]
-    failed = await asyncio.gather(*asked, return_exceptions=True)
-    assert all(isinstance(error, IndexError) for error in failed)
-    assert len((await serving.generate(PROMPTS[0], rollout.Sampling(2)))[0]) == 2
+    results = await asyncio.gather(
+        serving.generate([10**6], rollout.Sampling(2), 0, 2),
+        serving.generate(PROMPTS[0], rollout.Sampling(2), 1, 2),
+        return_exceptions=True,
+    )
+    assert list(map(type, results)) == [IndexError, IndexError]
+    tokens, _ = await serving.generate(PROMPTS[0], rollout.Sampling(2))
+    assert len(tokens) == 2
 
 
 async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
@@ -174,7 +174,8 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
     wrong = {name: value + 1 for name, value in before.items() if "norm" not in name}
     with pytest.raises(ValueError, match=r"missing .*norm.* unexpected .*more"):
         await server(model, max_rows=8).load(wrong | {"more": before["lm_head.weight"]})
-    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    after = model.state_dict()
+    assert [name for name in before if not after[name].equal(before[name])] == []
 
 
 async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_its_own(
@@ -188,14 +189,17 @@ async def test_each_sample_has_a_seed_and_where_all_is_deterministic_a_name_of_i
     monkeypatch.setattr(module.SingleTurnAgentLoop, "run", run)
     (agent,) = yaml.safe_load(module.AGENTS_FILE.read_text())
     assert agent == {"name": AGENT, "_target_": f"{module.__name__}.SeededSingleTurn"}
-    drawn = []
+    seeds = set()
+    priorities = set()
     for run_seed, step, index, session in itertools.product((1, 2), (1, 2), (0, 7), (0, 1)):
         loop: Any = object.__new__(module.SeededSingleTurn)
         loop.rollout_config = SimpleNamespace(seed=run_seed, n=2, full_determinism=True)
         sample = {"global_steps": step, "index": index, "session_id": session}
-        drawn.append(await loop.run({}, **sample))
-        assert await loop.run({}, **sample) == drawn[-1]
-    assert [len(set(each)) for each in zip(*drawn, strict=True)] == [16, 4]
+        seed, priority = await loop.run({}, **sample)
+        assert await loop.run({}, **sample) == (seed, priority)
+        seeds.add(seed)
+        priorities.add(priority)
+    assert (len(seeds), len(priorities)) == (16, 4)
 
 
 def test_extras_that_are_not_known_are_left_out() -> None:
@@ -217,34 +221,39 @@ def test_rows_that_fill_up_a_batch_neither_dilute_the_kl_nor_stay_among_themselv
 
     is_padding = [row >= 48 for row in range(64)]
     order = trainer.spread(is_padding, ranks=2)
-    assert sorted(order[:32]) == list(range(32)) and sorted(order[32:]) == list(range(32, 64)), (
-        "each rank has its rows"
-    )
-    assert {sum(is_padding[row] for row in order[at : at + 4]) for at in range(32, 64, 4)} == {2}
+    first_rank = order[:32]
+    second_rank = order[32:]
+    assert sorted(first_rank) == list(range(32)), "each rank has its rows"
+    assert sorted(second_rank) == list(range(32, 64))
+    padding_of_fours = []
+    for start in range(0, 32, 4):
+        four = second_rank[start : start + 4]
+        padding_of_fours.append(sum(is_padding[row] for row in four))
+    assert padding_of_fours == [2] * 8
     assert [row for row in order if not is_padding[row]] == list(range(48)), (
         "the samples keep their order"
     )
 
-    def diluted(of: Any, batch: Any, metrics: dict[str, float]) -> Any:
-        metrics[trainer.REWARD_KL] = 0.075  # of 0.1, as 16 of 64 rows count as 0
-        of.kl_ctrl_in_reward.update(current_kl=0.075, n_steps=64)
+    # The samples' KL is 0.1, and 16 of 64 rows count as 0.
+    diluted_kl = 0.075
+
+    def compute_advantage(training: Any, batch: Any, metrics: dict[str, float]) -> Any:
+        metrics[trainer.REWARD_KL] = diluted_kl
+        training.kl_ctrl_in_reward.update(current_kl=diluted_kl, n_steps=64)
         return batch
 
-    monkeypatch.setattr(trainer.PPOTrainerSync, "_compute_advantage", diluted)
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_compute_advantage", compute_advantage)
+    told_of_all_rows = AdaptiveKLController(0.1, target_kl=0.1, horizon=640)
+    told_of_all_rows.update(current_kl=diluted_kl, n_steps=64)
+    assert told_of_all_rows.value < 0.1
     training: Any = object.__new__(trainer.RewardedTrainer)
     training.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=True))
-    training.kl_ctrl_in_reward, diluted_too = (
-        AdaptiveKLController(0.1, target_kl=0.1, horizon=640) for _ in range(2)
-    )
-    diluted_too.update(current_kl=0.075, n_steps=64)
-    assert diluted_too.value < 0.1
-    training._extras, metrics = dict.fromkeys(range(48)), dict[str, float]()
+    training.kl_ctrl_in_reward = AdaptiveKLController(0.1, target_kl=0.1, horizon=640)
+    training._extras = dict.fromkeys(range(48))
+    metrics: dict[str, float] = {}
     training._compute_advantage(SimpleNamespace(keys=range(64)), metrics)
-    assert (
-        training.kl_ctrl_in_reward.value
-        == pytest.approx(metrics[trainer.REWARD_KL])
-        == pytest.approx(0.1)
-    )
+    assert metrics[trainer.REWARD_KL] == pytest.approx(0.1)
+    assert training.kl_ctrl_in_reward.value == pytest.approx(0.1)
 
 
 def attempt(
@@ -256,7 +265,7 @@ def attempt(
 ) -> Any:
     """A trainer without verl: `rate` is multiplied as alarms want it, and `saved` has it by
     step."""
-    module, quiet = quietly("engines.ppo_trainer"), SimpleNamespace(load_state_dict=lambda _: None)
+    module = quietly("engines.ppo_trainer")
     for name in ("_compute_metrics", "_balance_batch"):
         monkeypatch.setattr(module.PPOTrainerSync, name, lambda _, batch, *__: batch)
     answers = {
@@ -264,47 +273,44 @@ def attempt(
         "rollout_log_probs": SimpleNamespace(values=lambda: torch.zeros(1)),
     }
     monkeypatch.setattr(module.transfer_queue, "kv_batch_get", lambda **_: answers)
-    made, given = object.__new__(module.RewardedTrainer), trainer_settings(folder, **settings)
-    made._settings, made._progress, made._checkpoints = (
-        given,
-        TrainingProgress(given, resumed_at),
-        folder,
-    )
-    made.global_steps, made.total_training_steps, made.use_critic, made._rollouts = (
-        resumed_at,
-        100,
-        False,
-        1,
-    )
-    made.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=False))
-    made._extras, made.val_dataset, made.train_dataloader, made._data_before = (
-        {"1": {"target": "1"}},
-        [0],
-        quiet,
-        {},
-    )
-    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
-    made.actor_rollout_wg.scale_lr = lambda factor: vars(made).update(rate=made.rate * factor)
-    made.rate, made.saved, made._save_checkpoint = (
-        rate,
-        {},
-        lambda: made.saved.update({made.global_steps: made.rate}),
-    )
-    return made
+    training = object.__new__(module.RewardedTrainer)
+    training._settings = trainer_settings(folder, **settings)
+    training._progress = TrainingProgress(training._settings, resumed_at)
+    training._checkpoints = folder
+    training._rollouts = 1
+    training._extras = {"1": {"target": "1"}}
+    training._data_before = {}
+    training.global_steps = resumed_at
+    training.total_training_steps = 100
+    training.use_critic = False
+    training.config = SimpleNamespace(algorithm=SimpleNamespace(use_kl_in_reward=False))
+    training.val_dataset = [0]
+    training.train_dataloader = SimpleNamespace(load_state_dict=lambda _: None)
+    training.rate = rate
+    training.saved = {}
+
+    def scale_lr(factor: float) -> None:
+        training.rate *= factor
+
+    def save_checkpoint() -> None:
+        training.saved[training.global_steps] = training.rate
+
+    training.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]}, scale_lr=scale_lr)
+    training._save_checkpoint = save_checkpoint
+    return training
 
 
 def step(run: Any, *, invalid: int = 0) -> None:
+    """Train a step of one sample, which has no reward if `invalid` is 1."""
     run.global_steps += 1
-    run._keep_scored = lambda batch: (
-        batch,
-        Counter(wanted=1, samples=1 - invalid, invalid=invalid, lost=invalid),
-    )
+    counts = Counter(wanted=1, samples=1 - invalid, invalid=invalid, lost=invalid)
+    run._keep_scored = lambda batch: (batch, counts)
     batch = SimpleNamespace(tags=[{}], partition_id="train", reorder=lambda _: None)
-    run._balance_batch(batch, metrics := {CLIP_FRACTION: 0.9})
+    metrics = {CLIP_FRACTION: 0.9}
+    run._balance_batch(batch, metrics)
     run._compute_metrics(batch, metrics)
-    next_metrics_path(run._checkpoints).write_text(
-        json.dumps({"step": run.global_steps, "data": metrics}) + "\n"
-    )
+    line = json.dumps({"step": run.global_steps, "data": metrics})
+    next_metrics_path(run._checkpoints).write_text(f"{line}\n")
 
 
 def test_an_alarm_lowers_the_rate_once_also_where_the_run_goes_on(

@@ -25,9 +25,6 @@ from numpy.typing import NDArray
 
 from qinglan.rows import Row, normalise
 
-Grams = tuple[set[str], set[str]]
-"""Character trigrams of the query, and of query, history and profile together."""
-
 _SMALL_BUCKET = 16
 """Buckets up to this size compare every pair."""
 _CROWDED = 64
@@ -38,11 +35,26 @@ _CACHED_TEXTS = 4096
 _PERMUTATIONS = 128
 _CANDIDATE_RECALL = 0.999
 _CHUNK = 1024
+"""Signatures that are made into keys at a time."""
+
+
+class Grams(NamedTuple):
+    """Character trigrams of a question."""
+
+    query: set[str]
+    whole: set[str]
+    """Those of query, history and profile together; the same set where it has no context."""
+
+    @property
+    def has_context(self) -> bool:
+        return self.whole is not self.query
 
 
 class Questions(AbstractContextManager["Questions"]):
-    """Rows' questions, followed by those of evaluation workbooks: texts on disk, 16 bytes of each
-    in memory."""
+    """Rows' questions, followed by those of evaluation workbooks.
+
+    Texts are on disk; 16 bytes of each are in memory.
+    """
 
     def __init__(self, directory: Path | None = None) -> None:
         self.rows = 0
@@ -67,36 +79,43 @@ class Questions(AbstractContextManager["Questions"]):
         text = f"{normalise(row.query)}\x1f{normalise(row.history + row.profile)}".encode()
         self._file.write(text)
         self._starts.append(self._starts[-1] + len(text))
-        self._fingerprints.append(
-            int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        )
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        self._fingerprints.append(int.from_bytes(digest, "little"))
 
     def texts(self, place: int) -> tuple[str, str]:
+        """The normalised query and context of a question."""
+        # Reading goes past the file object's buffer.
         self._file.flush()
-        start, end = self._starts[place], self._starts[place + 1]
-        query, _, context = (
-            os.pread(self._file.fileno(), end - start, start).decode().partition("\x1f")
-        )
+        start = self._starts[place]
+        size = self._starts[place + 1] - start
+        text = os.pread(self._file.fileno(), size, start).decode()
+        query, _, context = text.partition("\x1f")
         return query, context
 
     def grams(self, place: int) -> Grams:
+        """The trigrams of a question."""
         query, context = self.texts(place)
         of_query = _trigrams(query)
-        return of_query, _trigrams(query + context) if context else of_query
+        if not context:
+            return Grams(of_query, of_query)
+        return Grams(of_query, _trigrams(query + context))
 
     def distinct(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Places of the first of each text, and for every place that of the first with the same
-        text."""
-        prints = np.array(self._fingerprints, dtype=np.uint64)
-        _, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
+        """Places of the first question of each text, in ascending order.
+
+        With them, for every place the place of the first question with the same text.
+        """
+        fingerprints = np.array(self._fingerprints, dtype=np.uint64)
+        _, first, inverse = np.unique(fingerprints, return_index=True, return_inverse=True)
         return np.sort(first), first[inverse]
 
 
 def near_duplicate_groups(
     questions: Questions, jaccard: float
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """For every row the place of its group's first row, and whether its group repeats an evaluation
-    question.
+    """Group rows by their questions: places of groups, and whether they repeat an evaluation's.
+
+    Both are arrays with an entry a row. A group's place is that of its first row.
 
     Two questions are the same when the character trigrams both of their queries and of query,
     history and profile together reach the Jaccard similarity: a long shared profile does not make
@@ -107,25 +126,31 @@ def near_duplicate_groups(
     """
     links = _Groups(questions.rows)
     first, same = questions.distinct()
-    for place in np.flatnonzero(same != np.arange(len(questions))).tolist():
+    repeats = np.flatnonzero(same != np.arange(len(questions)))
+    for place in repeats.tolist():
         links.join(int(same[place]), place)
+
     grams = lru_cache(maxsize=_CACHED_TEXTS)(questions.grams)
     for bucket in _buckets(questions, first, jaccard):
-        if len({links.group(place) for place in bucket}) == 1:
+        groups_in_bucket = {links.group(place) for place in bucket}
+        if len(groups_in_bucket) == 1:
             continue
         if len(bucket) <= _SMALL_BUCKET:
             pairs: Iterable[tuple[int, int]] = itertools.combinations(bucket, 2)
         else:
             pairs = _likely_pairs(bucket, grams, links, jaccard)
-        for one, other in pairs:
-            if not links.known(one, other) and _same(grams(one), grams(other), jaccard):
-                links.join(one, other)
+        for a, b in pairs:
+            if not links.known(a, b) and _same(grams(a), grams(b), jaccard):
+                links.join(a, b)
     return links.groups(), links.evaluated()
 
 
 class _Groups:
-    """Union-find over rows; an evaluation question marks the rows that repeat it, and joins
-    none."""
+    """Union-find over rows.
+
+    An evaluation question has a place after those of the rows. It marks the rows that repeat it,
+    and joins none of them.
+    """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -133,40 +158,50 @@ class _Groups:
         self._marked = bytearray(rows)
 
     def group(self, place: int) -> int:
-        """The group of a question, valid until the next `join`; an evaluation question has its
-        own."""
+        """The group of a question, valid until the next `join`.
+
+        An evaluation question has its own.
+        """
         if place >= self._rows:
             return place
         parent = self._parent
         while parent[place] != place:
+            # Halving the path on the way keeps later searches short.
             parent[place] = parent[parent[place]]
             place = parent[place]
         return place
 
-    def known(self, one: int, other: int) -> bool:
+    def known(self, a: int, b: int) -> bool:
         """Would joining them change nothing?"""
-        low, high = min(one, other), max(one, other)
+        low = min(a, b)
+        high = max(a, b)
         if high < self._rows:
             return self.group(low) == self.group(high)
+        # Two evaluation questions have nothing to join; a row can be marked only once.
         return low >= self._rows or bool(self._marked[low])
 
-    def join(self, one: int, other: int) -> None:
-        low, high = min(one, other), max(one, other)
+    def join(self, a: int, b: int) -> None:
+        """Note that two questions are the same."""
+        low = min(a, b)
+        high = max(a, b)
         if high < self._rows:
-            low, high = sorted((self.group(low), self.group(high)))
-            self._parent[high] = low
+            low_group, high_group = sorted((self.group(low), self.group(high)))
+            # The lower place is the root, so that a group is named by its first row.
+            self._parent[high_group] = low_group
         elif low < self._rows:
             self._marked[low] = 1
 
     def groups(self) -> NDArray[np.intp]:
-        """For every row the place of its group's first."""
+        """Place of the first row of every row's group."""
         roots = np.array(self._parent, dtype=np.intp)
-        while not np.array_equal(above := roots[roots], roots):
-            roots = above
-        return roots
+        while True:
+            grandparents = roots[roots]
+            if np.array_equal(grandparents, roots):
+                return roots
+            roots = grandparents
 
     def evaluated(self) -> NDArray[np.bool_]:
-        """For every row, is one of its group like an evaluation question?"""
+        """Tell for every row whether one of its group is like an evaluation question."""
         groups = self.groups()
         marked = np.zeros(self._rows, dtype=np.bool_)
         np.logical_or.at(marked, groups, np.array(self._marked, dtype=np.bool_))
@@ -174,16 +209,23 @@ class _Groups:
 
 
 def _trigrams(text: str) -> set[str]:
-    return {text[i : i + 3] for i in range(max(1, len(text) - 2))}
+    """The trigrams of a text; a shorter text, also an empty one, is its only trigram."""
+    return {text[start : start + 3] for start in range(max(1, len(text) - 2))}
 
 
-def _same(one: Grams, other: Grams, jaccard: float) -> bool:
-    for mine, theirs in zip(one, other, strict=True):
-        small, large = sorted((len(mine), len(theirs)))
-        shared = len(mine & theirs) if small / large >= jaccard else 0
-        if shared / (small + large - shared) < jaccard:
-            return False
-    return True
+def _same(a: Grams, b: Grams, jaccard: float) -> bool:
+    """Tell whether two questions are the same, by their queries and by their whole texts."""
+    return _similar(a.query, b.query, jaccard) and _similar(a.whole, b.whole, jaccard)
+
+
+def _similar(a: set[str], b: set[str], jaccard: float) -> bool:
+    """Tell whether two sets reach the Jaccard similarity."""
+    small, large = sorted((len(a), len(b)))
+    # Even if one set were a part of the other, their sizes differ too much.
+    if small / large < jaccard:
+        return False
+    shared = len(a & b)
+    return shared / (small + large - shared) >= jaccard
 
 
 def _likely_pairs(
@@ -197,128 +239,173 @@ def _likely_pairs(
     compared by what differs in them. The query or the whole text is used, whichever gives fewer
     pairs.
     """
-    with_context = any(grams(place)[0] is not grams(place)[1] for place in bucket)
-    sides = (_prefixes(bucket, grams, side, jaccard) for side in range(1 + with_context))
-    posted: defaultdict[str, list[int]] = defaultdict(list)
-    for prefix in min(sides, key=_pair_count):
-        for other in {other for gram in prefix.rare for other in posted.get(gram, ())}:
-            yield other, prefix.place
+    has_context = any(grams(place).has_context for place in bucket)
+    candidates = [_prefixes(bucket, lambda place: grams(place).query, jaccard)]
+    if has_context:
+        candidates.append(_prefixes(bucket, lambda place: grams(place).whole, jaccard))
+    postings: defaultdict[str, list[int]] = defaultdict(list)
+    for prefix in min(candidates, key=_pair_count):
+        partners: set[int] = set()
+        for gram in prefix.rare:
+            partners.update(postings.get(gram, ()))
+        for partner in partners:
+            yield partner, prefix.place
+        # By now the caller has joined what is the same, so that the group is the final one.
         group = links.group(prefix.place)
         for gram in prefix.rare[: prefix.posted]:
-            if sum(links.group(other) == group for other in posted[gram]) < _PER_GROUP:
-                posted[gram].append(prefix.place)
+            members = sum(links.group(place) == group for place in postings[gram])
+            if members < _PER_GROUP:
+                postings[gram].append(prefix.place)
 
 
 class _Prefix(NamedTuple):
+    """The rarest trigrams of a question, the rarest first."""
+
     place: int
     rare: list[str]
     """The trigrams by which smaller sets are found."""
     posted: int
-    """By how many of them larger sets find this one."""
+    """Number of them by which larger sets find this one."""
 
 
 def _prefixes(
-    bucket: Sequence[int], grams: Callable[[int], Grams], side: int, jaccard: float
+    bucket: Sequence[int], grams_of: Callable[[int], set[str]], jaccard: float
 ) -> list[_Prefix]:
-    """Of query (0) or whole text (1), the smallest set first."""
-    counts = Counter(gram for place in bucket for gram in grams(place)[side])
-    shared = {gram: gram for gram in counts}  # one object per trigram, not one per text
-    found = []
-    for size, place in sorted((len(grams(place)[side]), place) for place in bucket):
-        asked, posted = (
-            size - math.ceil(share * size - 1e-9) + 1
-            for share in (jaccard, 2 * jaccard / (1 + jaccard))
-        )
-        rare = heapq.nsmallest(asked, grams(place)[side], key=lambda gram: (counts[gram], gram))
-        found.append(_Prefix(place, [shared[gram] for gram in rare], posted))
-    return found
+    """Prefixes of a bucket's questions, those of the smallest sets first."""
+    counts: Counter[str] = Counter()
+    for place in bucket:
+        counts.update(grams_of(place))
+    # One object per trigram, not one per text.
+    shared_objects = {gram: gram for gram in counts}
+    prefixes: list[_Prefix] = []
+    for place in sorted(bucket, key=lambda place: (len(grams_of(place)), place)):
+        grams = grams_of(place)
+        length = _prefix_length(len(grams), jaccard)
+        rare = heapq.nsmallest(length, grams, key=lambda gram: (counts[gram], gram))
+        posted = _prefix_length(len(grams), 2 * jaccard / (1 + jaccard))
+        prefixes.append(_Prefix(place, [shared_objects[gram] for gram in rare], posted))
+    return prefixes
+
+
+def _prefix_length(size: int, share: float) -> int:
+    """Number of trigrams of which one must be shared, where this share of them all must be."""
+    # The margin keeps a product such as 0.55 · 100 = 55.00000000000001 from being rounded up.
+    return size - math.ceil(share * size - 1e-9) + 1
 
 
 def _pair_count(prefixes: Iterable[_Prefix]) -> int:
     """Roughly how many pairs share a trigram of their prefixes."""
-    return sum(
-        n * n
-        for n in Counter(
-            gram for prefix in prefixes for gram in prefix.rare[: prefix.posted]
-        ).values()
-    )
+    counts: Counter[str] = Counter()
+    for prefix in prefixes:
+        counts.update(prefix.rare[: prefix.posted])
+    return sum(count * count for count in counts.values())
 
 
 def _buckets(questions: Questions, places: NDArray[np.intp], jaccard: float) -> Iterator[list[int]]:
-    """Places of questions that share a band of their signatures, band by band; large buckets come
-    once."""
+    """Places of questions that share a band of their signatures, band by band.
+
+    A large bucket comes once, however many bands have it.
+    """
     by_query, by_whole = _band_keys(questions, places, jaccard)
-    for bucket in _unseen(bucket for keys in by_query for bucket in equal_positions(keys)):
+    for bucket in _unseen(itertools.chain.from_iterable(map(equal_positions, by_query))):
         if by_whole is None or len(bucket) < _CROWDED:
             yield places[bucket].tolist()
-        else:
-            parts = (bucket[part] for keys in by_whole for part in equal_positions(keys[bucket]))
-            yield from (places[part].tolist() for part in _unseen(parts))
+            continue
+        for part in _unseen(_parts(bucket, by_whole)):
+            yield places[part].tolist()
+
+
+def _parts(bucket: NDArray[np.intp], keys: NDArray[np.uint32]) -> Iterator[NDArray[np.intp]]:
+    """Parts of a bucket in which keys are equal, band by band."""
+    for band in keys:
+        for positions in equal_positions(band[bucket]):
+            yield bucket[positions]
 
 
 def _unseen(buckets: Iterable[NDArray[np.intp]]) -> Iterator[NDArray[np.intp]]:
-    seen: set[bytes] = set()
+    """The buckets, without large ones that came before."""
+    digests: set[bytes] = set()
     for bucket in buckets:
-        digest = (
-            hashlib.blake2b(bucket.tobytes(), digest_size=16).digest()
-            if len(bucket) >= _CROWDED
-            else b""
-        )
-        if digest not in seen:
+        # Small ones are compared again sooner than remembered.
+        if len(bucket) < _CROWDED:
             yield bucket
-        if digest:
-            seen.add(digest)
+            continue
+        digest = hashlib.blake2b(bucket.tobytes(), digest_size=16).digest()
+        if digest not in digests:
+            yield bucket
+            digests.add(digest)
 
 
 def _band_keys(
     questions: Questions, places: NDArray[np.intp], jaccard: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-    """A key per band (first axis) and question, of the queries and of the whole texts; no context,
-    no second one."""
-    by_query = band_keys(
-        (questions.grams(place)[0] for place in places.tolist()), len(places), jaccard
-    )
-    with_context = np.array(
-        [bool(questions.texts(place)[1]) for place in places.tolist()], dtype=np.bool_
-    )
-    contexts = places[with_context].tolist()
-    if not contexts:
+    """Keys by band (first axis) and question: those of the queries, and those of the whole texts.
+
+    There are none of the whole texts where no question has a context.
+    """
+    all_places = places.tolist()
+    query_grams = (questions.grams(place).query for place in all_places)
+    by_query = band_keys(query_grams, len(all_places), jaccard)
+
+    has_context = [bool(questions.texts(place)[1]) for place in all_places]
+    with_context = np.array(has_context, dtype=np.bool_)
+    context_places = places[with_context].tolist()
+    if not context_places:
         return by_query, None
+    # The whole text of a question without a context is its query.
     by_whole = by_query.copy()
-    by_whole[:, with_context] = band_keys(
-        (questions.grams(place)[1] for place in contexts), len(contexts), jaccard
-    )
+    whole_grams = (questions.grams(place).whole for place in context_places)
+    by_whole[:, with_context] = band_keys(whole_grams, len(context_places), jaccard)
     return by_query, by_whole
 
 
 def band_keys(sets: Iterable[set[str]], count: int, jaccard: float) -> NDArray[np.uint32]:
-    """Keys (bands × texts) of which two texts whose sets are as similar as `jaccard` share one,
-    almost surely."""
-    from datasketch import MinHash  # imports SciPy, which takes 0.8 s
+    """Keys (bands × texts), of which two texts share one, almost surely, if their sets are similar.
 
-    # The most selective bands that still find a pair at the threshold 999 times in 1,000.
-    options = [(_PERMUTATIONS // rows, rows) for rows in range(_PERMUTATIONS // 2, 0, -1)]
-    bands, size = next(
-        (o for o in options if 1 - (1 - jaccard ** o[1]) ** o[0] >= _CANDIDATE_RECALL), options[-1]
-    )
+    Args:
+        count: number of sets.
+        jaccard: similarity from which on sets are similar.
+    """
+    # datasketch imports SciPy, which takes 0.8 s.
+    from datasketch import MinHash
+
+    bands, size = _bands(jaccard)
+    # Odd factors, so that the multiplication modulo 2⁶⁴ loses nothing of a signature.
     factors = np.random.default_rng(1).integers(1, 2**63, size, dtype=np.uint64) * 2 + 1
     keys = np.empty((bands, count), dtype=np.uint32)
-    shingles = ([gram.encode() for gram in grams] for grams in sets)
-    signatures = (m.hashvalues for m in MinHash.generator(shingles, num_perm=_PERMUTATIONS, seed=1))
+    minhashes = MinHash.generator(map(_encoded, sets), num_perm=_PERMUTATIONS, seed=1)
+    signatures = (minhash.hashvalues for minhash in minhashes)
     for start in range(0, count, _CHUNK):
-        chunk = np.stack(list(itertools.islice(signatures, _CHUNK)))[:, : bands * size].astype(
-            np.uint64
-        )
-        mixed = (chunk.reshape(-1, bands, size) * factors).sum(axis=2) >> np.uint64(32)
+        chunk = np.stack(list(itertools.islice(signatures, _CHUNK)))
+        values = chunk[:, : bands * size].astype(np.uint64).reshape(-1, bands, size)
+        mixed = (values * factors).sum(axis=2) >> np.uint64(32)
         keys[:, start : start + _CHUNK] = mixed.T
     return keys
 
 
+def _encoded(grams: set[str]) -> list[bytes]:
+    return [gram.encode() for gram in grams]
+
+
+def _bands(jaccard: float) -> tuple[int, int]:
+    """Number of bands of a signature, and number of hash values in each.
+
+    They are the most selective ones that still find a pair at the threshold 999 times in 1,000.
+    """
+    for size in range(_PERMUTATIONS // 2, 1, -1):
+        bands = _PERMUTATIONS // size
+        recall = 1 - (1 - jaccard**size) ** bands
+        if recall >= _CANDIDATE_RECALL:
+            return bands, size
+    return _PERMUTATIONS, 1
+
+
 def equal_positions(keys: NDArray[np.uint32]) -> Iterator[NDArray[np.intp]]:
-    """Positions of equal keys, where there are several."""
+    """Positions of equal keys, for each key that there is several times."""
     order = np.argsort(keys, kind="stable")
-    edges = np.flatnonzero(
-        np.diff(keys[order], prepend=keys[order[:1]] + 1, append=keys[order[-1:]] + 1)
-    )
-    for at in np.flatnonzero(np.diff(edges) > 1).tolist():
-        yield order[edges[at] : edges[at + 1]]
+    # A key that surely differs, before the first and after the last, makes edges of both ends.
+    before = keys[order[:1]] + 1
+    after = keys[order[-1:]] + 1
+    edges = np.flatnonzero(np.diff(keys[order], prepend=before, append=after))
+    for index in np.flatnonzero(np.diff(edges) > 1).tolist():
+        yield order[edges[index] : edges[index + 1]]

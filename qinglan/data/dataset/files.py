@@ -1,11 +1,13 @@
-"""Writes the files of a dataset row by row, all at the same time, under `.partial` names until all
-are complete."""
+"""Writes the files of a dataset row by row, all at the same time.
+
+They have `.partial` names until all are complete.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,20 +20,15 @@ _ROW_GROUP = 5_000
 class DatasetFiles:
     """The files of a dataset while they are written; `open_files` opens them."""
 
-    def __init__(self, paths: dict[str, Path], sinks: "dict[str, _Parquet | TextIO]") -> None:
+    def __init__(self, paths: dict[str, Path], sinks: "dict[str, _Parquet | _JsonLines]") -> None:
         self.rows = dict.fromkeys(paths, 0)
-        self._paths, self._sinks = paths, sinks
+        """Records that were written, by the file's name."""
+        self._paths = paths
+        self._sinks = sinks
 
     def write(self, name: str, record: Any) -> None:
         """Append a record, which may be a complete JSON line where the file holds those."""
-        sink = self._sinks[name]
-        if isinstance(sink, _Parquet):
-            sink.write(record)
-        else:
-            sink.write(
-                (record if isinstance(record, str) else json.dumps(record, ensure_ascii=False))
-                + "\n"
-            )
+        self._sinks[name].write(record)
         self.rows[name] += 1
 
     def artifacts(self) -> dict[str, Artifact]:
@@ -44,22 +41,33 @@ def open_files(directory: Path, names: Iterable[str], schema: pa.Schema) -> Iter
 
     After an error none of them exists; else all get their names at the end of the block.
     """
-    paths, sinks = (
-        {Path(name).stem: directory / name for name in names},
-        dict[str, _Parquet | TextIO](),
-    )
+    paths = {Path(name).stem: directory / name for name in names}
+    sinks: dict[str, _Parquet | _JsonLines] = {}
     with ExitStack() as stack:
         partials = {name: stack.enter_context(written_whole(path)) for name, path in paths.items()}
-        for (
-            name,
-            partial,
-        ) in partials.items():  # opened last, so that all are closed before the first gets its name
+        # Opened last, so that all are closed before the first gets its name.
+        for name, partial in partials.items():
             is_parquet = paths[name].suffix == ".parquet"
-            sinks[name] = (
-                _Parquet(partial, schema) if is_parquet else partial.open("w", encoding="utf-8")
+            sink: _Parquet | _JsonLines = (
+                _Parquet(partial, schema) if is_parquet else _JsonLines(partial)
             )
-            stack.callback(sinks[name].close)
+            stack.callback(sink.close)
+            sinks[name] = sink
         yield DatasetFiles(paths, sinks)
+
+
+class _JsonLines:
+    """A JSON object a line; a text is taken for a complete line."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("w", encoding="utf-8")
+
+    def write(self, record: Any) -> None:
+        line = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+        self._stream.write(f"{line}\n")
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 class _Parquet:

@@ -17,46 +17,56 @@ from qinglan.config import Dataset
 from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
 from qinglan.rows import INPUT_REASONS, Row, Split, hash_fraction
 
-_NAMES: tuple[Split | None, ...] = (None, "train", "dev", "test")
-_STRENGTH: dict[Split | None, int] = {name: strength for strength, name in enumerate(_NAMES)}
-_EVALUATION = len(_NAMES)
+_SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+"""From the least strict to the strictest."""
+_STRENGTH: dict[Split | None, int] = {None: 0, "train": 1, "dev": 2, "test": 3}
+_EVALUATION = 4
+"""Stands for an evaluation workbook, in the place of a split's strength."""
 LEAK = "near_duplicate_of_"
 
 
 def was_question(row: Row) -> bool:
+    """Tell whether reading took the row for a question, whatever became of it."""
     return row.reason not in INPUT_REASONS
 
 
 def is_leak(reason: str | None) -> bool:
-    """Did the row fail because it repeats a question of a stricter split, or of an evaluation
-    workbook?"""
+    """Did the row fail because it repeats a question of a stricter split, or of an evaluation?"""
     return (reason or "").startswith(LEAK)
 
 
 class Placement(NamedTuple):
-    """The split of every row that was a question, in their order: a few bytes each where rows have
-    thousands."""
+    """The split of every row that was a question, in their order.
+
+    It takes a few bytes a row, where the rows themselves have thousands.
+    """
 
     splits: NDArray[np.uint8]
+    """Strengths of the splits."""
     repeats: NDArray[np.uint8]
-    """What the row must not repeat and repeats: 0 nothing, else the strength of a split or
-    `_EVALUATION`."""
+    """Strength of the split that the row must not repeat and repeats, or `_EVALUATION`; 0 for
+    none."""
     groups: Mapping[int, str]
-    """By place, for near-duplicates alone: the smallest id among them."""
+    """Smallest id among near-duplicates by place, for rows that have some."""
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows that were placed, in the same order, each with its split; those that leak are
-        failed."""
-        places = iter(enumerate(zip(self.splits.tolist(), self.repeats.tolist(), strict=True)))
+        """The rows that were placed, in the same order, with their splits; leaks are failed."""
+        strengths = self.splits.tolist()
+        repeated_strengths = self.repeats.tolist()
+        place = 0
         for row in rows:
             if not was_question(row):
                 yield row
                 continue
-            place, (strength, repeats) = next(places)
-            update = {"split": row.split or _NAMES[strength], "group": self.groups.get(place)}
-            placed = row.model_copy(update=update)
-            repeated = "evaluation" if repeats == _EVALUATION else _NAMES[repeats]
-            yield placed.failed(f"{LEAK}{repeated}") if repeats else placed
+            split = row.split or _SPLITS[strengths[place] - 1]
+            placed = row.with_split(split).with_group(self.groups.get(place))
+            repeated = repeated_strengths[place]
+            if repeated == _EVALUATION:
+                placed = placed.failed(f"{LEAK}evaluation")
+            elif repeated:
+                placed = placed.failed(f"{LEAK}{_SPLITS[repeated - 1]}")
+            yield placed
+            place += 1
 
 
 def place_rows(
@@ -80,54 +90,61 @@ def place_rows(
         evaluation: questions that are kept for evaluation elsewhere.
         directory: for the temporary file of the questions' texts.
     """
-    pinned, ids, codes = pinned or {}, [], bytearray()
+    pinned = pinned or {}
+    ids: list[str] = []
+    strengths = bytearray()
     with Questions(directory) as questions:
         for row in rows:
             if was_question(row):
                 questions.add(row)
                 ids.append(row.id)
-                codes.append(_STRENGTH[row.split or pinned.get(row.id)])
+                strengths.append(_STRENGTH[row.split or pinned.get(row.id)])
         for row in evaluation:
             questions.add_evaluation(row)
-        groups, evaluated = near_duplicate_groups(questions, config.near_duplicate_jaccard)
-    given = np.array(codes, dtype=np.uint8)
-    strictest = np.zeros(len(ids), dtype=np.uint8)
-    np.maximum.at(strictest, groups, given)
-    strictest = strictest[groups]
-    splits = np.where(given > 0, given, strictest)
-    unplaced = np.flatnonzero(splits == 0)
-    names = _names_of_groups(ids, groups)
-    chosen = (split_of(names.get(place, ids[place]), config) for place in unplaced.tolist())
-    splits[unplaced] = np.fromiter(
-        (_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(unplaced)
-    )
+        groups, is_evaluated = near_duplicate_groups(questions, config.near_duplicate_jaccard)
+
+    own = np.array(strengths, dtype=np.uint8)
+    strictest_by_group = np.zeros(len(ids), dtype=np.uint8)
+    np.maximum.at(strictest_by_group, groups, own)
+    strictest = strictest_by_group[groups]
+    # A row keeps its own split, even where the group has a stricter one: then it fails as a leak.
+    splits = np.where(own > 0, own, strictest)
+    group_names = _names_of_groups(ids, groups)
+    for place in np.flatnonzero(splits == 0).tolist():
+        group = group_names.get(place, ids[place])
+        splits[place] = _STRENGTH[split_of(group, config)]
+
     repeats = np.where(strictest > splits, strictest, np.uint8(0))
-    repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
-    return Placement(splits, repeats, names)
+    is_learnt = splits < _STRENGTH["test"]
+    repeats[(repeats == 0) & is_evaluated & is_learnt] = _EVALUATION
+    return Placement(splits, repeats, group_names)
 
 
 def with_groups(questions: Sequence[Row], config: Dataset) -> list[Row]:
-    """The rows with the groups that a dataset of them would have, for figures over rows that are in
-    none."""
+    """The rows with the groups that a dataset of them would have.
+
+    It is for figures over rows that are in no dataset.
+    """
     groups = place_rows(questions, config).groups
-    return [
-        row.model_copy(update={"group": groups.get(place)}) for place, row in enumerate(questions)
-    ]
+    return [row.with_group(groups.get(place)) for place, row in enumerate(questions)]
 
 
 def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]:
-    """By place, where a group has several rows, the smallest id among them."""
-    together = np.flatnonzero(np.bincount(groups, minlength=1)[groups] > 1).tolist()
+    """The smallest id of a row's group by the row's place, for groups of several rows."""
+    group_sizes = np.bincount(groups, minlength=1)
+    places = np.flatnonzero(group_sizes[groups] > 1).tolist()
     names: dict[int, str] = {}
-    for place in together:
+    for place in places:
         group = int(groups[place])
         names[group] = min(ids[place], names.get(group, ids[place]))
-    return {place: names[int(groups[place])] for place in together}
+    return {place: names[int(groups[place])] for place in places}
 
 
 def split_of(group: str, config: Dataset) -> Split:
-    """Of a group without a split, by its smallest row id."""
+    """The split of a group that has none yet, by its smallest row id."""
     place = hash_fraction(f"{config.seed}:{group}")
     if place < config.train_share:
         return "train"
-    return "dev" if place < config.train_share + config.dev_share else "test"
+    if place < config.train_share + config.dev_share:
+        return "dev"
+    return "test"

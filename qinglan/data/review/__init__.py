@@ -48,11 +48,19 @@ class Review(BaseModel, frozen=True, extra="forbid"):
             return (self.row, self.verdict, self.corrected or "")
         return (self.row, self.verdict, self.fingerprint)
 
+    @property
+    def statement(self) -> tuple[object, ...]:
+        """All that the reviewer said, whatever file it came in."""
+        return (self.effect, self.comment, self.reviewer)
+
 
 def fingerprint(answer: str | None) -> str:
-    """16 hex digits of an answer's words in their order; the white space between them does not
-    matter."""
-    return hashlib.sha256(" ".join((answer or "").split()).encode()).hexdigest()[:16]
+    """16 hex digits of an answer's words in their order.
+
+    The white space between the words does not matter.
+    """
+    words = (answer or "").split()
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 
 
 class Reviews:
@@ -71,15 +79,19 @@ class Reviews:
         review = self.by_row.get(row.id)
         if review is None or review.verdict == "correct":
             return review
-        return review if review.fingerprint == fingerprint(row.answer) else None
+        # The teacher may have answered anew since.
+        is_of_this_answer = review.fingerprint == fingerprint(row.answer)
+        return review if is_of_this_answer else None
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The same rows in the same order, `review` and `corrected` set by the current reviews
-        alone."""
+        """The same rows in the same order, with the current reviews and no others."""
         for row in rows:
             review = self.current(row)
-            verdict, corrected = (review.verdict, review.corrected) if review else (None, None)
-            yield row.model_copy(update={"review": verdict, "corrected": corrected})
+            if review is None:
+                # An earlier run may have set what no longer holds.
+                yield row.with_review(None, None)
+            else:
+                yield row.with_review(review.verdict, review.corrected)
 
 
 def load_reviews(profile: Profile) -> Reviews:
@@ -88,24 +100,28 @@ def load_reviews(profile: Profile) -> Reviews:
 
 
 def store_path(profile: Profile) -> Path:
-    return (
-        profile.paths.state / "reviews" / f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
-    )
+    """The file that has the reviews of the profile's tenant and recipe."""
+    name = f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
+    return profile.paths.state / "reviews" / name
 
 
 def read_store(path: Path) -> list[Review]:
-    """Every line of a store, the oldest first; ArtifactError where one is damaged, as no verdict is
-    ever skipped."""
+    """Every line of a store, the oldest first.
+
+    ArtifactError where a line is damaged, as no verdict is ever skipped.
+    """
     hint = "restore the file from a backup, or delete that line and import its workbook again"
     return read_lines(Review, path, "review", hint)
 
 
 class ReviewImport(NamedTuple):
+    """The outcome of adding a workbook's reviews to the store."""
+
     new: Sequence[Review]
-    """Appended; the store had all others."""
+    """Reviews that were appended; the store had all others."""
     unchanged: int
     replaced: int
-    """How many of the new ones have another effect than the row's verdict before."""
+    """Number of new reviews that have another effect than the row's verdict before."""
 
 
 def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
@@ -119,19 +135,23 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
     with FileLock(path.with_suffix(".lock")):
         lines = read_store(path)
         newest = Reviews(lines).by_row
+        # An old file that is imported again must not undo a later verdict on the same row.
         imported = {(line.file_sha256, line.row) for line in lines}
-        said = {(review.effect, review.comment, review.reviewer) for review in newest.values()}
-        new = [
-            review
-            for review in reviews
-            if (review.file_sha256, review.row) not in imported
-            and (review.effect, review.comment, review.reviewer) not in said
-        ]
-        if new:
+        statements = {review.statement for review in newest.values()}
+        new_reviews: list[Review] = []
+        for review in reviews:
+            is_imported = (review.file_sha256, review.row) in imported
+            if not is_imported and review.statement not in statements:
+                new_reviews.append(review)
+        if new_reviews:
             with (
                 written_whole(path) as partial,
                 partial.open("w", encoding="utf-8", newline="\n") as stream,
             ):
-                stream.writelines(record_line(line) for line in [*lines, *new])
-    replaced = sum(r.row in newest and newest[r.row].effect != r.effect for r in new)
-    return ReviewImport(new, len(reviews) - len(new), replaced)
+                stream.writelines(map(record_line, [*lines, *new_reviews]))
+    replaced = 0
+    for review in new_reviews:
+        earlier = newest.get(review.row)
+        if earlier and earlier.effect != review.effect:
+            replaced += 1
+    return ReviewImport(new_reviews, len(reviews) - len(new_reviews), replaced)

@@ -1,17 +1,17 @@
-"""Exports a sample of a run's rows to a review workbook, and counts the verdicts that hold for a
-run."""
+"""Exports a sample of a run's rows for review, and counts the verdicts that hold for a run."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
-from qinglan.data.review.sample import ANSWER_STRATA, STRATA, draw_sample
-from qinglan.data.review.workbook import cell_of, write_sample
+from qinglan.data.review.columns import row_id_cell
+from qinglan.data.review.sample import ANSWER_STRATA, STRATA, ReviewSample, draw_sample
+from qinglan.data.review.writing import write_sample
 from qinglan.data.sources.records import without_illegal
 from qinglan.data.workbook_writer import MAX_CELL_CHARS
 from qinglan.errors import ConfigError, StageError, TeacherError
@@ -24,9 +24,12 @@ from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run, runs_of, stage_of
 
 _STAGES = ("dataset", "select", "validate")
+_MAX_EXPLANATION_CHARS = 200
 
 
 class ReviewExport(NamedTuple):
+    """The outcome of an export."""
+
     run: str
     stage: str
     rows: int
@@ -42,13 +45,17 @@ class ReviewExport(NamedTuple):
 def export_reviews(
     profile: Profile, run_name: str, path: Path, size: int, *, again: bool = False
 ) -> ReviewExport:
-    """Write a sample of at most `size` rows, of those reviewed before only with `again`; in bounded
-    memory."""
+    """Write a sample of at most `size` rows, in bounded memory.
+
+    Rows that were reviewed before are among them only with `again`.
+    """
     if path.suffix.lower() != ".xlsx":
         raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
-    if path.exists():  # it may hold hours of a reviewer's work
+    # The file may hold hours of a reviewer's work.
+    if path.exists():
         raise ConfigError(
-            f"{path}: exists already; choose another --out, or delete it once its verdicts are imported"
+            f"{path}: exists already; choose another --out, "
+            "or delete it once its verdicts are imported"
         )
     run, stage = newest_rows(profile, run_name)
     left_out: Counter[str] = Counter()
@@ -57,44 +64,63 @@ def export_reviews(
     sample = draw_sample(
         rows, profile.select, size, STRATA if recipe.grader.retrieves else ANSWER_STRATA
     )
+    reviewed = left_out["reviewed"]
     if not sample.rows:
-        n = left_out["reviewed"]
-        reviewed = f"; {n:,} of its rows are reviewed, --again takes them too" if n else ""
-        raise StageError(f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed}")
-    said = judge_reasons(profile, [row for row, _ in sample.rows])
-    write_sample(
-        path, sample, recipe, said, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}"
-    )
-    counts = Counter(stratum.title for sampled in sample.rows for stratum in sampled.strata)
-    strata = {
-        stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]
-    }
+        hint = ""
+        if reviewed:
+            hint = f"; {reviewed:,} of its rows are reviewed, --again takes them too"
+        raise StageError(f"run {run.name}: its {stage.stage} stage has nothing to review{hint}")
+    explanations = judge_reasons(profile, [row for row, _ in sample.rows])
+    source = f"{run.name} / {stage.stage}"
+    write_sample(path, sample, recipe, explanations, tenant=profile.tenant.id, source=source)
     return ReviewExport(
-        run.name,
-        stage.stage,
-        len(sample.rows),
-        strata,
-        left_out["reviewed"],
-        left_out["unfaithful"],
+        run=run.name,
+        stage=stage.stage,
+        rows=len(sample.rows),
+        strata=_rows_by_stratum(sample),
+        reviewed=reviewed,
+        unfaithful=left_out["unfaithful"],
     )
+
+
+def _rows_by_stratum(sample: ReviewSample) -> dict[str, int]:
+    """Numbers of rows by the titles of their strata, without strata that have none."""
+    counts: Counter[str] = Counter()
+    for sampled in sample.rows:
+        counts.update(stratum.title for stratum in sampled.strata)
+    in_order: dict[str, int] = {}
+    for stratum in sample.strata:
+        if counts[stratum.title]:
+            in_order[stratum.title] = counts[stratum.title]
+    return in_order
 
 
 class VerdictCounts(NamedTuple):
+    """The tenant's verdicts, counted by what they mean for a run."""
+
     run: str
     hold: int
     changed: int
-    """The row has another answer now."""
+    """Verdicts on rows that have another answer now."""
     absent: int
-    """The run has no such row."""
+    """Verdicts on rows that the run does not have."""
 
 
 def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
     """Compare the tenant's verdicts with the newest data stage of a run."""
     run, stage = newest_rows(profile, run_name)
     reviews = load_reviews(profile)
-    here = [row for row in rows_of(profile, run, stage) if row.id in reviews.by_row]
-    hold = sum(reviews.current(row) is not None for row in here)
-    return VerdictCounts(run.name, hold, len(here) - hold, len(reviews.by_row) - len(here))
+    hold = 0
+    changed = 0
+    for row in rows_of(profile, run, stage):
+        if row.id not in reviews.by_row:
+            continue
+        if reviews.current(row) is None:
+            changed += 1
+        else:
+            hold += 1
+    absent = len(reviews.by_row) - hold - changed
+    return VerdictCounts(run.name, hold, changed, absent)
 
 
 def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
@@ -103,60 +129,66 @@ def newest_rows(profile: Profile, name: str) -> tuple[Path, StageResult]:
     `latest` is the profile's newest refresh or pipeline with a finished data stage, whatever ran
     since.
     """
-    runs = profile.paths.runs
-    named = (
-        runs_of(runs, profile.name, ("refresh", "pipeline"))
-        if name == "latest"
-        else [find_run(runs, name)]
-    )
-    finished = (
-        (run, stage) for run in named for stage in _STAGES if (run / stage / MANIFEST).exists()
-    )
-    run, stage = next(finished, (None, ""))
-    if run is None:
-        advice = f"name a refresh or pipeline of {profile.name} with --run"
-        raise ConfigError(
-            f"run `{name}`: has no finished data stage ({', '.join(_STAGES)}); {advice}"
-        )
-    result = stage_of(run, stage)
-    result.artifacts["rows"].verify()
-    return run, result
+    if name == "latest":
+        runs = runs_of(profile.paths.runs, profile.name, ("refresh", "pipeline"))
+    else:
+        runs = [find_run(profile.paths.runs, name)]
+    # The last stage comes first: it has the rows as far as the run has brought them.
+    for run in runs:
+        for stage in _STAGES:
+            if (run / stage / MANIFEST).exists():
+                result = stage_of(run, stage)
+                result.artifacts["rows"].verify()
+                return run, result
+    advice = f"name a refresh or pipeline of {profile.name} with --run"
+    raise ConfigError(f"run `{name}`: has no finished data stage ({', '.join(_STAGES)}); {advice}")
 
 
 def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
-    """The stage's rows, one at a time; ConfigError where they are another tenant's than the
-    profile's."""
+    """The stage's rows, one at a time; ConfigError where they belong to another tenant."""
     for row in read_jsonl(stage.path("rows"), Row):
         if row.tenant != profile.tenant.id:
-            mine = f"profile `{profile.name}` is of tenant `{profile.tenant.id}`"
             raise ConfigError(
-                f"run {run.name}: holds rows of tenant `{row.tenant}`, but {mine}; give its --profile"
+                f"run {run.name}: holds rows of tenant `{row.tenant}`, "
+                f"but profile `{profile.name}` is of tenant `{profile.tenant.id}`; "
+                "give its --profile"
             )
         yield row
 
 
 def judge_reasons(profile: Profile, rows: Collection[Row]) -> dict[str, str]:
-    """By row id, why the judge gave its score, as it answered at that time; without rows whose
-    answer gives none."""
-    request, found = judge_requests(profile), {}
-    judged = (
-        (row.id, request(row, row.answer or "")) for row in rows if row.judge_score is not None
-    )
-    asked = {row_id: one.request_hash for row_id, one in judged if one}
-    with site_ledger(profile) if asked else nullcontext() as ledger:
-        answers = ledger.get_many(asked.values()) if ledger else {}
-    for row_id, request_hash in asked.items():
+    """The judge's reasons for its scores, as it gave them at that time, by row id.
+
+    Rows are left out whose judge's answer gives no reason.
+    """
+    request_of = judge_requests(profile)
+    request_hashes: dict[str, str] = {}
+    for row in rows:
+        if row.judge_score is None:
+            continue
+        request = request_of(row, row.answer or "")
+        if request:
+            request_hashes[row.id] = request.request_hash
+    if not request_hashes:
+        return {}
+    with site_ledger(profile) as ledger:
+        answers = ledger.get_many(request_hashes.values())
+    reasons: dict[str, str] = {}
+    for row_id, request_hash in request_hashes.items():
+        # The ledger may lack an old answer, and an answer may be unreadable.
         with suppress(KeyError, TeacherError):
             reason = read_json(answers[request_hash].text, "reason")
             if isinstance(reason, str) and reason.strip():
-                found[row_id] = one_line(reason).strip()[:200]
-    return found
+                reasons[row_id] = one_line(reason).strip()[:_MAX_EXPLANATION_CHARS]
+    return reasons
 
 
 def _candidates(
     rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]
 ) -> Iterator[Row]:
-    reviews, recipe = load_reviews(profile), get_recipe(profile.recipe)
+    """The rows that may be reviewed; those that may not are counted in `left_out`."""
+    reviews = load_reviews(profile)
+    recipe = get_recipe(profile.recipe)
     for row in rows:
         if not again and reviews.current(row):
             left_out["reviewed"] += 1
@@ -168,13 +200,19 @@ def _candidates(
 
 def _survives(row: Row, recipe: Recipe) -> bool:
     """Would an import of the workbook find this row and this answer?"""
-    texts = {name: _read_back(getattr(row, name)) for name in ("query", "profile", "history")}
+    if fingerprint(_read_back(row.answer or "")) != fingerprint(row.answer):
+        return False
     inputs = {name: _read_back(text) for name, text in row.inputs.items()}
-    same_answer = fingerprint(_read_back(row.answer or "")) == fingerprint(row.answer)
-    return same_answer and cell_of(
-        row.model_copy(update=texts | {"inputs": inputs}), recipe
-    ) == cell_of(row, recipe)
+    read_row = row.with_question(
+        query=_read_back(row.query),
+        profile=_read_back(row.profile),
+        history=_read_back(row.history),
+    ).with_inputs(inputs)
+    return row_id_cell(read_row, recipe) == row_id_cell(row, recipe)
 
 
 def _read_back(text: str) -> str:
-    return without_illegal(text).replace("\r\n", "\n").replace("\r", "\n")[:MAX_CELL_CHARS]
+    """The text that an import reads from a cell into which this one was written."""
+    # XML reads every end of a line as \n.
+    lines_ended_alike = without_illegal(text).replace("\r\n", "\n").replace("\r", "\n")
+    return lines_ended_alike[:MAX_CELL_CHARS]

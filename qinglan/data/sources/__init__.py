@@ -1,2 +1,4 @@
-"""Files, folders and databases of questions as streams of `Record`; `qinglan.data.workbook` makes
-rows of them."""
+"""Files, folders and databases of questions as streams of `Record`.
+
+`qinglan.data.workbook` makes rows of them.
+"""

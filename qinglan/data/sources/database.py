@@ -18,49 +18,29 @@ from qinglan.errors import ConfigError, WorkbookError
 from qinglan.recipes import Input
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
+    from sqlalchemy import URL, Connection, Engine
 
 _FETCHED_ROWS = 1000
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
+_MAX_MESSAGE_CHARS = 300
 
 
 def query_database(data: Data, inputs: Sequence[Input] = ()) -> Iterator[dict[str, Any]]:
-    """The used columns of every row that the query returns, in its order; WorkbookError where there
-    is no row."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
-    from sqlalchemy.pool import NullPool
+    """The used columns of every row that the query returns, in its order.
 
-    from qinglan.ledger.database import libpq_limits
+    WorkbookError where there is no row, or the database reports an error; ConfigError where the
+    address or the query can't be used.
+    """
+    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
     assert data.sql is not None
-    query, variable, url = _require_select(data.sql.query), data.sql.url_env, _url(data.sql)
+    query = _require_select(data.sql.query)
+    variable = data.sql.url_env
+    url = _url(data.sql)
     try:
-        limits = libpq_limits(url) if url.get_driver_name() in ("psycopg", "psycopg2") else {}
-        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=limits)
-        if engine.dialect.is_async:
-            raise ConfigError(f"{variable}: names an asyncio driver; write it as {_EXAMPLE}")
-        with engine.connect() as connection:
-            # Where the database can refuse writes, it does: a function that a SELECT calls may
-            # write too.
-            if engine.dialect.name == "postgresql":
-                connection.execution_options(postgresql_readonly=True)
-            elif engine.dialect.name == "sqlite":
-                connection.exec_driver_sql("PRAGMA query_only = ON")
-            options = {
-                "stream_results": True,
-                "yield_per": _FETCHED_ROWS,
-                "no_parameters": True,
-            }  # a % is a %
-            result = connection.exec_driver_sql(query, execution_options=options)
-            names, row = list(result.keys()), None
-            places = column_places(names, InputColumns.of(data, inputs), "data.sql.query").values()
-            for row in result:
-                yield {names[place]: _json_value(row[place]) for place in places}
-            if row is None:
-                raise WorkbookError(
-                    "data.sql.query: returns no rows; correct it, or run again once there are some"
-                )
+        with _engine(url, variable).connect() as connection:
+            _refuse_writes(connection)
+            yield from _rows_of(connection, query, InputColumns.of(data, inputs))
     except NoSuchModuleError:
         raise ConfigError(
             f"{variable}: names no database that SQLAlchemy knows; write it as {_EXAMPLE}"
@@ -70,12 +50,14 @@ def query_database(data: Data, inputs: Sequence[Input] = ()) -> Iterator[dict[st
             f"{variable}: its driver is not installed; run pip install {error.name}"
         ) from None
     except (SQLAlchemyError, OSError) as error:
+        # `from None`: the driver's own message may hold the address.
         raise WorkbookError(
             f"data.sql: {_without_address(error, url)}; check {variable} and the query"
         ) from None
 
 
 def _url(sql: Sql) -> "URL":
+    """The database's address out of the environment."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -90,17 +72,58 @@ def _url(sql: Sql) -> "URL":
         raise ConfigError(
             f"{sql.url_env}: holds no database address; write it as {_EXAMPLE}"
         ) from None
-    file = url.database
-    if (
-        url.get_backend_name() == "sqlite"
-        and file
-        and file != ":memory:"
-        and not Path(file).is_file()
-    ):
-        raise ConfigError(
-            f"{sql.url_env}: there is no such SQLite file; correct it"
-        )  # connecting would make one
+    if url.get_backend_name() == "sqlite":
+        file = url.database
+        # Connecting to a file that is not there would create an empty database.
+        if file and file != ":memory:" and not Path(file).is_file():
+            raise ConfigError(f"{sql.url_env}: there is no such SQLite file; correct it")
     return url
+
+
+def _engine(url: "URL", variable: str) -> "Engine":
+    """An engine that keeps no connection open and shows no parameters in its errors."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
+
+    from qinglan.ledger.database import libpq_limits
+
+    is_libpq = url.get_driver_name() in ("psycopg", "psycopg2")
+    limits = libpq_limits(url) if is_libpq else {}
+    engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=limits)
+    if engine.dialect.is_async:
+        raise ConfigError(f"{variable}: names an asyncio driver; write it as {_EXAMPLE}")
+    return engine
+
+
+def _refuse_writes(connection: "Connection") -> None:
+    """Have the database itself refuse writes, where it can: a SELECT may call what writes."""
+    if connection.dialect.name == "postgresql":
+        connection.execution_options(postgresql_readonly=True)
+    elif connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+
+
+def _rows_of(
+    connection: "Connection", query: str, columns: InputColumns
+) -> Iterator[dict[str, Any]]:
+    """The query's rows by the names of their used columns, fetched a block at a time."""
+    options = {
+        "stream_results": True,
+        "yield_per": _FETCHED_ROWS,
+        # Without parameters a driver leaves a % in the query as it is.
+        "no_parameters": True,
+    }
+    result = connection.exec_driver_sql(query, execution_options=options)
+    names = list(result.keys())
+    places = column_places(names, columns, "data.sql.query").values()
+    has_rows = False
+    for row in result:
+        has_rows = True
+        yield {names[place]: _json_value(row[place]) for place in places}
+    if not has_rows:
+        raise WorkbookError(
+            "data.sql.query: returns no rows; correct it, or run again once there are some"
+        )
 
 
 def _require_select(query: str) -> str:
@@ -108,60 +131,70 @@ def _require_select(query: str) -> str:
     from sqlparse import tokens as kinds
     from sqlparse.lexer import tokenize
 
-    tokens = [
-        (kind, text.upper())
-        for kind, text in tokenize(query)
-        if text.strip() and kind not in kinds.Comment
-    ]
-    while tokens and tokens[-1][1] == ";":
-        tokens.pop()
-    writes = {
-        text
-        for kind, text in tokens
-        if kind in kinds.Keyword.DDL
-        or (kind in kinds.Keyword.DML and text not in ("SELECT", "REPLACE"))
-        or (kind in kinds.Keyword and text == "INTO")
-    }
-    if (
-        not tokens
-        or tokens[0][1] not in ("SELECT", "WITH")
-        or any(text == ";" for _, text in tokens)
-        or writes
-    ):
-        found = f", and this has {', '.join(sorted(writes))}" if writes else ""
+    words: list[str] = []
+    writing_words: set[str] = set()
+    for kind, text in tokenize(query):
+        word = text.upper()
+        if kind in kinds.Comment or not word.strip():
+            continue
+        words.append(word)
+        if _writes(kind, word):
+            writing_words.add(word)
+    while words and words[-1] == ";":
+        words.pop()
+
+    is_select = bool(words) and words[0] in ("SELECT", "WITH")
+    has_several_statements = ";" in words
+    if not is_select or has_several_statements or writing_words:
+        reason = ""
+        if writing_words:
+            reason = f", and this has {', '.join(sorted(writing_words))}"
         raise ConfigError(
-            f"data.sql.query: only one SELECT statement that changes nothing is allowed{found}"
+            f"data.sql.query: only one SELECT statement that changes nothing is allowed{reason}"
         )
     return query.strip().rstrip("; \n\t\r")
 
 
+def _writes(kind: Any, word: str) -> bool:
+    """Tell whether a token of this kind begins or belongs to a statement that writes."""
+    from sqlparse import tokens as kinds
+
+    if kind in kinds.Keyword.DDL:
+        return True
+    if kind in kinds.Keyword.DML:
+        # REPLACE is a function of texts too; as a statement it would be the query's first word.
+        return word not in ("SELECT", "REPLACE")
+    # SELECT … INTO makes a table.
+    return kind in kinds.Keyword and word == "INTO"
+
+
 def _json_value(value: Any) -> Any:
-    """The value where JSON can hold it, else its text; bytes and collections give an object, hence
-    `not_text`."""
+    """The value where JSON can hold it, otherwise its text.
+
+    Bytes and collections give an object, which makes the row fail as `not_text`.
+    """
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Decimal):
-        return (
-            int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
-        )
+        is_whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if is_whole else float(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return {"bytes": len(value)}
     if isinstance(value, list | tuple | dict | set):
         return {"values": len(value)}
-    return value.isoformat() if isinstance(value, date | time) else str(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return str(value)
 
 
 def _without_address(error: Exception, url: "URL") -> str:
-    """The driver's message in one line, without statement, parameters and every part of the
-    address."""
-    message = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
-    secrets = [
-        url.password,
-        url.username,
-        url.host,
-        url.database,
-        *(str(value) for value in url.query.values()),
-    ]
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        message = message.replace(secret, "…")
-    return message[:300]
+    """The driver's message in one line, without statement, parameters and parts of the address."""
+    # The driver's own error; SQLAlchemy's message around it would show the statement.
+    driver_error = getattr(error, "orig", None) or type(error).__name__
+    message = " ".join(str(driver_error).split())
+    options = [str(value) for value in url.query.values()]
+    parts = [url.password, url.username, url.host, url.database, *options]
+    # The longest first: a short part inside of a longer one would break it up and leave its rest.
+    for part in sorted(filter(None, parts), key=len, reverse=True):
+        message = message.replace(part, "…")
+    return message[:_MAX_MESSAGE_CHARS]

@@ -1,5 +1,6 @@
-"""Dataset versions: immutable, named by their content, and kept outside of runs, so that deleting
-runs loses none.
+"""Dataset versions: immutable, and named by their content.
+
+They are kept outside of runs, so that deleting runs loses none.
 
 `{paths.state}/datasets/<tenant>.<recipe>/<version>/` holds the dataset stage's files (hard links
 where that can be), their index, the data card and `version.json`. A version is written under
@@ -18,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from filelock import FileLock
 from pydantic import BaseModel, Field, ValidationError
@@ -42,9 +43,18 @@ from qinglan.runs.artifacts import (
 )
 from qinglan.runs.schema_version import dump_record, read_record
 
-VERSION_FILE, INDEX, PINS, SUMMARY = "version.json", "index.jsonl", "pins.jsonl", "summary.json"
-CARD, CARD_DATA = "DATA_CARD.md", "card.json"
-LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
+VERSION_FILE = "version.json"
+INDEX = "index.jsonl"
+PINS = "pins.jsonl"
+SUMMARY = "summary.json"
+CARD = "DATA_CARD.md"
+CARD_DATA = "card.json"
+LATEST = "latest"
+TRAINED = "trained.json"
+LOCK = ".lock"
+_PARTIAL = ".partial-"
+_READ_ONLY = 0o440
+_HASH_CHARS = 12
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
 Kind = Literal["added", "removed", "changed"]
 
@@ -56,22 +66,29 @@ class Version(Origin):
     """The dataset stage's files, by its names for them; in the file by name, here by full path."""
     counts: dict[str, int]
     drift: Drift | None = None
-    """Against the parent; None for a tenant's first."""
+    """Drift against the parent; None for a tenant's first."""
     directory: Path = Field(default=Path(), exclude=True)
 
     @classmethod
     def read(cls, directory: Path) -> "Version":
+        """The version of this folder; ArtifactError where its file can't be read."""
         path = directory / VERSION_FILE
         try:
             version = read_record(cls, path)
         except (OSError, ValidationError) as error:
             raise _unreadable(path, error) from error
-        directory = directory.resolve()
-        artifacts = {
-            n: a.model_copy(update={"path": directory / a.path.name})
-            for n, a in version.artifacts.items()
-        }
-        return version.model_copy(update={"directory": directory, "artifacts": artifacts})
+        return version.located_in(directory.resolve())
+
+    def located_in(self, directory: Path) -> Self:
+        """The version with the full paths of its files, which lie in this folder."""
+        artifacts = {}
+        for name, artifact in self.artifacts.items():
+            artifacts[name] = _with_path(artifact, directory / artifact.path.name)
+        return self.model_copy(update={"directory": directory, "artifacts": artifacts})
+
+
+def _with_path(artifact: Artifact, path: Path) -> Artifact:
+    return artifact.model_copy(update={"path": path})
 
 
 def _unreadable(path: Path, error: Exception) -> ArtifactError:
@@ -86,7 +103,7 @@ class IndexEntry(NamedTuple):
     id: str
     split: Split | None
     reason: str | None
-    """Why it failed; None while it is ok."""
+    """Reason for which it failed; None while it is ok."""
     content: str
     """Hash of the question as it was written, with its context, inputs, pool and gold document."""
     answer: str
@@ -94,13 +111,10 @@ class IndexEntry(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> "IndexEntry":
-        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[
-            :12
-        ]
+        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)
         reason = None if row.status == "ok" else row.reason or "unknown"
-        return cls(
-            row.id, row.split, reason, content, hash_of(row.target)[:12] if row.target else ""
-        )
+        answer = hash_of(row.target)[:_HASH_CHARS] if row.target else ""
+        return cls(row.id, row.split, reason, content[:_HASH_CHARS], answer)
 
     @property
     def teaches(self) -> bool:
@@ -109,10 +123,13 @@ class IndexEntry(NamedTuple):
 
 
 class RowChange(BaseModel, frozen=True):
+    """A row that differs between two versions."""
+
     row_id: str
     kind: Kind
     what: tuple[str, ...] = ()
-    """Of a changed row: `answer`, `question`, `split train → test`, `ok → below_threshold`."""
+    """Changes of a changed row: `answer`, `question`, `split train → test`,
+    `ok → below_threshold`."""
 
 
 class VersionDiff(BaseModel, frozen=True):
@@ -139,20 +156,27 @@ class LastTraining(BaseModel):
 
 
 def version_of(profile: Profile, artifacts: Mapping[str, Artifact]) -> str:
-    """The id of the version that these files make, 12 hex digits; it keeps it when `qinglan forget`
-    changes them."""
-    made = _digest_of(artifacts)
-    if (tenant_folder(profile) / made).exists():
-        return made
-    changed = (version for version in versions_of(profile) if version.forgotten)
-    return next((version.id for version in changed if _digest_of(version.artifacts) == made), made)
+    """The id of the version that these files make, 12 hex digits.
+
+    A version keeps its id when `qinglan forget` changes its files.
+    """
+    version_id = _digest_of(artifacts)
+    if (tenant_folder(profile) / version_id).exists():
+        return version_id
+    # The files may be those that it once had.
+    for version in versions_of(profile):
+        if version.forgotten and _digest_of(version.artifacts) == version_id:
+            return version.id
+    return version_id
 
 
 def _digest_of(artifacts: Mapping[str, Artifact]) -> str:
-    return hash_of(sorted((name, artifact.sha256) for name, artifact in artifacts.items()))[:12]
+    digests = sorted((name, artifact.sha256) for name, artifact in artifacts.items())
+    return hash_of(digests)[:_HASH_CHARS]
 
 
 def tenant_folder(profile: Profile) -> Path:
+    """The folder of all versions of the profile's tenant and recipe."""
     return profile.paths.state / "datasets" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
@@ -165,39 +189,33 @@ def publish(
     pins: str = "",
     augmented: Augmented = MappingProxyType({}),
 ) -> Version:
-    """Keep the dataset stage's files as a version, or return the existing version of the same
-    content.
+    """Keep the dataset stage's files as a version.
+
+    Returns the existing version where there is one of the same content. StageError where another
+    version was published since the rows were split, and has one of them in another split.
 
     Args:
-        artifacts: `rows` (every `Row`) and the training files. inputs, pins: the argument of
-            `pinned_splits` and the version that it named; StageError where another version was
-            published since and has one of these questions in another split.
+        artifacts: `rows` (every `Row`) and the training files.
+        inputs: the argument of `pinned_splits`.
+        pins: the version that it named.
         augmented: questions with noise, as the dataset stage counts them.
     """
-    root, version_id = tenant_folder(profile), version_of(profile, artifacts)
+    root = tenant_folder(profile)
+    version_id = version_of(profile, artifacts)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / LOCK):
-        for left in root.glob(f"{_PARTIAL}*"):  # of a publisher that was killed
-            shutil.rmtree(left)
+        # Left behind by publishers that were killed.
+        for leftover in root.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(leftover)
         parent = latest_version(profile)
         if (root / version_id).exists():
-            version = Version.read(root / version_id)
-            for artifact in version.artifacts.values():
-                artifact.verify()
-            if version == parent:  # killed before the link was moved
-                point_link(root / LATEST, version_id)
-            return version
+            return _existing_version(root, version_id, parent)
         partial = root / f"{_PARTIAL}{version_id}"
         partial.mkdir()
-        created = datetime.now(UTC)
-        if parent:  # the latest is the one that was created last, also where a clock was wrong
-            created = max(
-                created, datetime.fromisoformat(parent.created) + timedelta(microseconds=1)
-            )
-        kept = {
-            name: _keep(each, partial / f"{name}{each.path.suffix}")
-            for name, each in artifacts.items()
-        }
+        created = _creation_time(parent)
+        own_artifacts = {}
+        for name, artifact in artifacts.items():
+            own_artifacts[name] = _keep(artifact, partial / f"{name}{artifact.path.suffix}")
         origin = Origin(
             id=version_id,
             tenant=profile.tenant.id,
@@ -212,59 +230,89 @@ def publish(
             teacher=profile.teacher.model,
             judge=profile.judge.model,
         )
-        _describe(partial, origin, kept, parent, profile.refresh.drift_warning, augmented)
+        drift_warning = profile.refresh.drift_warning
+        _describe(partial, origin, own_artifacts, augmented, parent, drift_warning)
+        # A name that can be found stands for a complete version, also after a power loss.
         sync_all(partial)
         partial.rename(root / version_id)
-        sync(root)  # before `latest` may name it
+        # The folder must be on the disk before `latest` may name it.
+        sync(root)
         point_link(root / LATEST, version_id)
         return Version.read(root / version_id)
 
 
+def _existing_version(root: Path, version_id: str, parent: Version | None) -> Version:
+    """A version that was published before; ArtifactError where its files have changed."""
+    version = Version.read(root / version_id)
+    for artifact in version.artifacts.values():
+        artifact.verify()
+    if version == parent:
+        # Its publisher may have been killed before it moved the link.
+        point_link(root / LATEST, version_id)
+    return version
+
+
+def _creation_time(parent: Version | None) -> datetime:
+    """The present time, and later than the parent's, also where a clock was wrong.
+
+    The latest version is the one that was created last.
+    """
+    now = datetime.now(UTC)
+    if parent is None:
+        return now
+    return max(now, datetime.fromisoformat(parent.created) + timedelta(microseconds=1))
+
+
 def describe_again(version: Version, artifacts: dict[str, Artifact], forgotten: int) -> None:
-    """Bring what a version says of itself in line with its files, from which rows were taken; its
-    drift stays."""
+    """Bring what a version says of itself in line with its files, from which rows were taken.
+
+    Its drift stays.
+    """
     card = Card.model_validate_json((version.directory / CARD_DATA).read_bytes())
-    origin = card.origin.model_copy(update={"forgotten": version.forgotten + forgotten})
-    _describe(version.directory, origin, artifacts, None, 0.0, card.augmented, version.drift)
+    origin = card.origin.with_forgotten(version.forgotten + forgotten)
+    _describe(version.directory, origin, artifacts, card.augmented, known_drift=version.drift)
 
 
 def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
-    """The splits that rows keep, and the version that they are from; empty before a tenant's first
-    version.
+    """The splits that rows keep, and the version that they are from.
 
-    They are from the latest version, which has those of all. But where a version was made from the
-    same inputs (of the dataset stage, except the pins), the one that it names is named again: the
-    stage's result is found.
+    Both are empty before a tenant's first version. The splits are from the latest version, which
+    has those of all. But where a version was made from the same inputs (of the dataset stage,
+    except the pins), the one that it names is named again: the stage's result is found.
     """
     versions = versions_of(profile)
     if not versions:
         return "", {}
-    same = next((version for version in versions if version.inputs == inputs_digest), None)
-    earlier = splits_of(same) if same else {}  # the latest may be an older Qinglan's, and lack them
-    return same.pins if same else versions[0].id, earlier | splits_of(versions[0])
+    latest = versions[0]
+    for version in versions:
+        if version.inputs == inputs_digest:
+            # The latest may be an older Qinglan's, and lack the splits of earlier versions.
+            return version.pins, splits_of(version) | splits_of(latest)
+    return latest.id, splits_of(latest)
 
 
 def splits_of(version: Version) -> dict[str, Split]:
-    """By row id, the splits of a version's questions, and the last ones of earlier versions' that
-    it lacks."""
-    path = version.directory / PINS  # which the first version lacks, and those of an older Qinglan
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    own = (
-        entry
-        for entry in read_index(version.directory / INDEX)
-        if entry.reason not in INPUT_REASONS
-    )
-    return dict(map(json.loads, lines)) | {entry.id: entry.split for entry in own if entry.split}
+    """Splits by row id: those of a version's questions, and of earlier ones that it lacks.
+
+    Of several earlier splits of a question it has the last one.
+    """
+    splits: dict[str, Split] = {}
+    path = version.directory / PINS
+    # The first version has none, and neither has one of an older Qinglan.
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        splits.update(map(json.loads, lines))
+    for entry in read_index(version.directory / INDEX):
+        if entry.split and entry.reason not in INPUT_REASONS:
+            splits[entry.id] = entry.split
+    return splits
 
 
 def versions_of(profile: Profile) -> list[Version]:
     """A tenant's versions, the newest first."""
-    found = tenant_folder(profile).glob(f"[0-9a-f]*/{VERSION_FILE}")
-    return sorted(
-        (Version.read(path.parent) for path in found),
-        key=lambda version: version.created,
-        reverse=True,
-    )
+    files = tenant_folder(profile).glob(f"[0-9a-f]*/{VERSION_FILE}")
+    versions = [Version.read(file.parent) for file in files]
+    return sorted(versions, key=lambda version: version.created, reverse=True)
 
 
 def latest_version(profile: Profile) -> Version | None:
@@ -272,71 +320,103 @@ def latest_version(profile: Profile) -> Version | None:
 
 
 def find_version(profile: Profile, name: str) -> Version:
-    """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or
-    several."""
+    """A version by its id, a unique prefix of it, or `latest`.
+
+    ConfigError where there is none, or several.
+    """
     versions = versions_of(profile)
-    matches = (
-        versions[:1]
-        if name == LATEST
-        else [each for each in versions if name and each.id.startswith(name)]
-    )
+    if name == LATEST:
+        matches = versions[:1]
+    else:
+        matches = [version for version in versions if name and version.id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    known = (
-        ", ".join(version.id for version in versions[:5]) or "none; run `qinglan run refresh` first"
-    )
-    what = f"fits {len(matches)} versions" if matches else "not found"
+    newest_ids = ", ".join(version.id for version in versions[:5])
+    listed = newest_ids or "none; run `qinglan run refresh` first"
+    problem = f"fits {len(matches)} versions" if matches else "not found"
     raise ConfigError(
-        f"dataset version `{name}`: {what} for tenant `{profile.tenant.id}`; newest: {known}"
+        f"dataset version `{name}`: {problem} for tenant `{profile.tenant.id}`; newest: {listed}"
     )
 
 
 def diff(a: Version, b: Version, examples: int = 5) -> VersionDiff:
-    """Rows added, removed and changed from version `a` to `b`."""
-    old, new = (
-        {entry.id: entry for entry in read_index(each.directory / INDEX)} for each in (a, b)
-    )
-    changed = {
-        row_id: _changes(old[row_id], entry) for row_id, entry in new.items() if row_id in old
-    }
-    found: dict[Kind, dict[str, tuple[str, ...]]] = {
-        "added": {row_id: () for row_id in new if row_id not in old},
-        "removed": {row_id: () for row_id in old if row_id not in new},
-        "changed": {row_id: what for row_id, what in changed.items() if what},
-    }
+    """Rows added, removed and changed from version `a` to `b`.
+
+    Args:
+        examples: most rows of each kind that are listed.
+    """
+    old_entries = _entries_by_id(a)
+    new_entries = _entries_by_id(b)
+    removed = [row_id for row_id in old_entries if row_id not in new_entries]
+    added: list[str] = []
+    changed: dict[str, tuple[str, ...]] = {}
+    change_counts: Counter[str] = Counter()
+    for row_id, entry in new_entries.items():
+        if row_id not in old_entries:
+            added.append(row_id)
+            continue
+        changes = _changes(old_entries[row_id], entry)
+        if changes:
+            changed[row_id] = changes
+            change_counts.update(changes)
+
+    listed = [RowChange(row_id=row_id, kind="added") for row_id in added[:examples]]
+    for row_id in removed[:examples]:
+        listed.append(RowChange(row_id=row_id, kind="removed"))
+    for row_id, changes in islice(changed.items(), examples):
+        listed.append(RowChange(row_id=row_id, kind="changed", what=changes))
     return VersionDiff(
         a=a.id,
         b=b.id,
-        unchanged=len(changed) - len(found["changed"]),
-        what=dict(Counter(each for what in changed.values() for each in what).most_common()),
-        examples=[
-            RowChange(row_id=row_id, kind=kind, what=what)
-            for kind, rows in found.items()
-            for row_id, what in islice(rows.items(), examples)
-        ],
-        **{kind: len(rows) for kind, rows in found.items()},
+        added=len(added),
+        removed=len(removed),
+        changed=len(changed),
+        unchanged=len(new_entries) - len(added) - len(changed),
+        what=dict(change_counts.most_common()),
+        examples=listed,
     )
 
 
+def _entries_by_id(version: Version) -> dict[str, IndexEntry]:
+    return {entry.id: entry for entry in read_index(version.directory / INDEX)}
+
+
 def _changes(old: IndexEntry, new: IndexEntry) -> tuple[str, ...]:
-    names = {"question": old.content != new.content, "answer": old.answer != new.answer}
-    names[f"split {old.split or 'none'} → {new.split or 'none'}"] = old.split != new.split
-    names[f"{old.reason or 'ok'} → {new.reason or 'ok'}"] = old.reason != new.reason
-    return tuple(name for name, is_so in names.items() if is_so)
+    """The differences of a row between two versions, in words."""
+    changes: list[str] = []
+    if old.content != new.content:
+        changes.append("question")
+    if old.answer != new.answer:
+        changes.append("answer")
+    if old.split != new.split:
+        changes.append(f"split {old.split or 'none'} → {new.split or 'none'}")
+    if old.reason != new.reason:
+        changes.append(f"{old.reason or 'ok'} → {new.reason or 'ok'}")
+    return tuple(changes)
 
 
 def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
-    """Rows of a version by their ids; those that it lacks are left out. One pass over the file."""
-    found: dict[str, Row] = {}
+    """Rows of a version by their ids, in one pass over the file.
+
+    Those that it lacks are left out.
+    """
+    rows: dict[str, Row] = {}
     with version.artifacts["rows"].path.open(encoding="utf-8") as stream:
         for line in stream:
-            match = _LINE_ID.match(line)
-            if (match.group(1) if match else json.loads(line)["id"]) in ids:
-                row = Row.model_validate_json(line)
-                found[row.id] = row
-                if len(found) == len(ids):
-                    break
-    return found
+            if _row_id_of(line) not in ids:
+                continue
+            row = Row.model_validate_json(line)
+            rows[row.id] = row
+            if len(rows) == len(ids):
+                break
+    return rows
+
+
+def _row_id_of(line: str) -> str:
+    """The id of the row in a line of JSON."""
+    # Parsing a whole line takes far longer than looking at its beginning.
+    match = _LINE_ID.match(line)
+    return match.group(1) if match else str(json.loads(line)["id"])
 
 
 def read_index(path: Path) -> Iterator[IndexEntry]:
@@ -348,10 +428,15 @@ def read_index(path: Path) -> Iterator[IndexEntry]:
 
 def questions_in(index: Path) -> set[str]:
     """Ids of the rows that a version has; those that it left for later are not among them."""
-    return {entry.id for entry in read_index(index) if entry.reason != LEFT_FOR_LATER}
+    ids: set[str] = set()
+    for entry in read_index(index):
+        if entry.reason != LEFT_FOR_LATER:
+            ids.add(entry.id)
+    return ids
 
 
 def last_training(profile: Profile) -> LastTraining | None:
+    """The last training that was noted; None where there is none, or its note is damaged."""
     try:
         return read_record(LastTraining, tenant_folder(profile) / TRAINED)
     except (FileNotFoundError, ValidationError):
@@ -359,112 +444,165 @@ def last_training(profile: Profile) -> LastTraining | None:
 
 
 def note_training(profile: Profile, version_id: str, run_id: str) -> None:
-    """Record that a training used this version, or was started for it; new rows are counted from
-    it.
+    """Record that a training used this version, or was started for it.
 
-    An older version never replaces a newer one: a long training may end after a newer one was
-    started.
+    New rows are counted from it. An older version never replaces a newer one: a long training may
+    end after a newer one was started.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    training, root = LastTraining(version=version_id, run_id=run_id, at=at), tenant_folder(profile)
+    training = LastTraining(version=version_id, run_id=run_id, at=at)
+    root = tenant_folder(profile)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / LOCK):
         noted = last_training(profile)
-        try:
-            is_older = (
-                noted
-                and Version.read(root / version_id).created
-                < Version.read(root / noted.version).created
-            )
-        except ArtifactError:  # one of them was removed, or can't be read
-            is_older = False
-        if not is_older:
+        if noted is None or not _is_older(root / version_id, root / noted.version):
             write_json(root / TRAINED, dump_record(training))
 
 
+def _is_older(directory: Path, noted_directory: Path) -> bool:
+    """Tell whether a version was created before the noted one."""
+    try:
+        return Version.read(directory).created < Version.read(noted_directory).created
+    except ArtifactError:
+        # One of them was removed, or can't be read.
+        return False
+
+
 def training_rows_since(profile: Profile, version: Version) -> int:
-    """Usable training rows of a version that the last training lacked, or had with another answer;
-    all of them where there is no last training, or its version was removed."""
+    """Usable training rows of a version that the last training lacked, or had with another answer.
+
+    They are all of them where there is no last training, or its version was removed.
+    """
     trained = last_training(profile)
-    old_index = tenant_folder(profile) / trained.version / INDEX if trained else None
-    old = read_index(old_index) if old_index and old_index.exists() else ()
-    answers = {entry.id: entry.answer for entry in old if entry.teaches}
-    new = read_index(version.directory / INDEX)
-    return sum(entry.teaches and answers.get(entry.id) != entry.answer for entry in new)
+    answers: dict[str, str] = {}
+    if trained:
+        answers = _taught_answers(tenant_folder(profile) / trained.version / INDEX)
+    count = 0
+    for entry in read_index(version.directory / INDEX):
+        if entry.teaches and answers.get(entry.id) != entry.answer:
+            count += 1
+    return count
+
+
+def _taught_answers(index: Path) -> dict[str, str]:
+    """Hashes of the answers that a version teaches, by row id; none where it was removed."""
+    answers: dict[str, str] = {}
+    if not index.exists():
+        return answers
+    for entry in read_index(index):
+        if entry.teaches:
+            answers[entry.id] = entry.answer
+    return answers
+
+
+class _Parent(NamedTuple):
+    """The parts of the version before that a version's description needs."""
+
+    questions: set[str]
+    splits: dict[str, Split]
+    summary: RowSummary
+
+
+def _read_parent(parent: Version) -> _Parent:
+    path = parent.directory / SUMMARY
+    try:
+        return _Parent(
+            questions=questions_in(parent.directory / INDEX),
+            splits=splits_of(parent),
+            summary=RowSummary.model_validate_json(path.read_text(encoding="utf-8")),
+        )
+    except (OSError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _describe(
     directory: Path,
     origin: Origin,
-    kept: dict[str, Artifact],
-    parent: Version | None,
-    drift_warning: float,
+    artifacts: dict[str, Artifact],
     augmented: Augmented,
-    moved: Drift | None = None,
+    parent: Version | None = None,
+    drift_warning: float = 0.0,
+    known_drift: Drift | None = None,
 ) -> None:
-    """Index, pins, summary, card and, last, version.json: one pass over the rows.
+    """Write index, pins, summary, card and, last, version.json, after one pass over the rows.
 
-    `moved` is what is known of drift; without it the parent is compared with. Without a parent the
-    pins stay.
+    With a parent, its splits that the version lacks become its pins, and the drift against it is
+    measured. Without one the pins stay, and the drift is the one that is known.
     """
-    known, before, pins, moved_away = set[str](), RowSummary(), dict[str, Split](), 0
-    if parent:
-        path = parent.directory / SUMMARY
-        try:
-            known, pins = questions_in(parent.directory / INDEX), splits_of(parent)
-            before = RowSummary.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, TypeError, ValueError) as error:
-            raise _unreadable(path, error) from error
-    index: list[str] = []
-    card, whole, arrivals = CardBuilder(), RowSummaryBuilder(), RowSummaryBuilder()
-    for row in read_jsonl(kept["rows"].path, Row):
-        index.append(json.dumps(IndexEntry.of(row), ensure_ascii=False))
-        card.add(row)
+    before = _read_parent(parent) if parent else _Parent(set(), {}, RowSummary())
+    index_lines: list[str] = []
+    card_builder = CardBuilder()
+    whole = RowSummaryBuilder()
+    arrivals = RowSummaryBuilder()
+    moved_rows = 0
+    for row in read_jsonl(artifacts["rows"].path, Row):
+        index_lines.append(json.dumps(IndexEntry.of(row), ensure_ascii=False))
+        card_builder.add(row)
         whole.add(row)
-        if parent and row.id not in known:
+        if parent and row.id not in before.questions:
             arrivals.add(row)
         if row.split and row.reason not in INPUT_REASONS:
-            moved_away += pins.pop(row.id, row.split) != row.split
-    _write_lines(directory / INDEX, index)
+            earlier_split = before.splits.pop(row.id, row.split)
+            if earlier_split != row.split:
+                moved_rows += 1
+    _write_lines(directory / INDEX, index_lines)
     summary = whole.build()
     write_json(directory / SUMMARY, summary.model_dump())
+    version_drift = known_drift
     if parent:
-        if moved_away and origin.pins != parent.id:  # else the workbook has moved them
-            found = f"version {parent.id} was published meanwhile, and has {moved_away:,} of these questions in other"
-            raise StageError(f"{found} splits; run again, and they keep those")
-        _write_lines(directory / PINS, map(json.dumps, pins.items()))
-        moved = drift(parent.id, before, arrivals.build(), summary, drift_warning)
-    made = card.build(origin, kept, moved, augmented)
-    write_json(directory / CARD_DATA, made.model_dump(mode="json"))
-    with written_whole(directory / CARD) as partial:
-        partial.write_text(card_markdown(made), encoding="utf-8")
-    counts = {"rows": made.rows, "ok": made.ok} | {
-        f"{split}_ok": n["ok"] for split, n in made.splits.items()
-    }
-    files = {
-        n: a.model_copy(update={"path": Path(a.path.name)}) for n, a in kept.items()
-    }  # the folder may be moved
-    version = Version(**origin.model_dump(), artifacts=files, counts=counts, drift=moved)
-    write_json(directory / VERSION_FILE, dump_record(version))
+        # Where the pins were the parent's, the workbook itself has moved them.
+        if moved_rows and origin.pins != parent.id:
+            raise StageError(
+                f"version {parent.id} was published meanwhile, and has {moved_rows:,} "
+                "of these questions in other splits; run again, and they keep those"
+            )
+        _write_lines(directory / PINS, map(json.dumps, before.splits.items()))
+        version_drift = drift(parent.id, before.summary, arrivals.build(), summary, drift_warning)
+    card = card_builder.build(origin, artifacts, version_drift, augmented)
+    _write_card(directory, card)
+    _write_version(directory, origin, artifacts, card)
     for file in directory.iterdir():
-        file.chmod(0o440)
+        file.chmod(_READ_ONLY)
+
+
+def _write_card(directory: Path, card: Card) -> None:
+    write_json(directory / CARD_DATA, card.model_dump(mode="json"))
+    with written_whole(directory / CARD) as partial:
+        partial.write_text(card_markdown(card), encoding="utf-8")
+
+
+def _write_version(
+    directory: Path, origin: Origin, artifacts: Mapping[str, Artifact], card: Card
+) -> None:
+    counts = {"rows": card.rows, "ok": card.ok}
+    for split, split_counts in card.splits.items():
+        counts[f"{split}_ok"] = split_counts["ok"]
+    # Without folders, as the version's own may be moved.
+    files = {}
+    for name, artifact in artifacts.items():
+        files[name] = _with_path(artifact, Path(artifact.path.name))
+    version = Version(**origin.model_dump(), artifacts=files, counts=counts, drift=card.drift)
+    write_json(directory / VERSION_FILE, dump_record(version))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Sorted: row ids come first and are hex digits, all as long, so that the lines' order is
-    theirs."""
+    """Write lines that begin with a row id, sorted."""
+    # Ids are hex digits, all as long, so that the lines' order is the ids'.
     with written_whole(path) as partial, partial.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in sorted(lines))
 
 
 def _keep(artifact: Artifact, target: Path) -> Artifact:
-    """A hard link, or a copy where links can't be; read-only, and so is the run's file where it is
-    the same one."""
+    """Make a hard link to a file, or a copy where links can't be.
+
+    The link is read-only, and so is then the run's file, as it is the same one.
+    """
     source = artifact.verify()
     try:
         os.link(source, target)
-        target.chmod(0o440)
-    except OSError:  # another file system, or another owner
+        target.chmod(_READ_ONLY)
+    except OSError:
+        # The run is on another file system, or has another owner.
         target.unlink(missing_ok=True)
         shutil.copyfile(source, target)
-    return artifact.model_copy(update={"path": target})
+    return _with_path(artifact, target)

@@ -13,27 +13,34 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from qinglan.rows import INPUT_REASONS, BottomK, Row, bigrams, documents_of, top1_of
 from qinglan.text import count, number
 
-DRAWS, SAMPLE_ROWS, MAX_ENTRIES, MAX_TERM_CHARS = 200, 1000, 300_000, 40
+DRAWS = 200
+"""Permutations by which the distance by chance is found."""
+SAMPLE_ROWS = 1000
+MAX_ENTRIES = 300_000
+MAX_TERM_CHARS = 40
+# Eight distances are tested per version: at 0.05 every third version would give a warning by
+# chance.
 SIGNIFICANT = 0.01
-"""Eight distances are tested per version; at 0.05 every third version would give a warning by
-chance."""
 _LENGTHS = (5, 10, 20, 40, 80, 160)
+"""The last lengths, in characters, of the ranges that `length_bucket` names."""
 _WORDS = re.compile(r"[^\W\da-z_]+|[a-z0-9]+")
 
 Categories = Sequence[str]
 
 
 class BoundedCounter:
-    """Counts strings; forgets the rarest once there are twice `limit` different ones, and counts
-    those too."""
+    """Counts strings in bounded memory.
+
+    Once there are twice `limit` different ones it forgets the rarest, and counts how many.
+    """
 
     def __init__(self, limit: int = MAX_ENTRIES) -> None:
         self.counts: Counter[str] = Counter()
@@ -43,9 +50,9 @@ class BoundedCounter:
     def add(self, items: Iterable[str]) -> None:
         self.counts.update(items)
         if len(self.counts) > 2 * self._limit:
-            kept = Counter(dict(self.counts.most_common(self._limit)))
-            self.forgotten += len(self.counts) - len(kept)
-            self.counts = kept
+            most_frequent = Counter(dict(self.counts.most_common(self._limit)))
+            self.forgotten += len(self.counts) - len(most_frequent)
+            self.counts = most_frequent
 
 
 class DriftRow(BaseModel, frozen=True):
@@ -55,11 +62,22 @@ class DriftRow(BaseModel, frozen=True):
     original: float | None = None
     """Top-1 score of the original question; None where it was not retrieved."""
     rewrite: float | None = None
+    """Top-1 score of the rewrite."""
+
+    @classmethod
+    def of(cls, row: Row) -> "DriftRow":
+        return cls(
+            query=row.query,
+            original=top1_of(row.original_retrieved),
+            rewrite=top1_of(row.answer_retrieved),
+        )
 
 
 class RowSummary(BaseModel, frozen=True):
-    """Counts and a sample of rows; rows that were never questions (an empty cell, a duplicate) are
-    left out."""
+    """Counts and a sample of rows.
+
+    Rows that were never questions (an empty cell, a duplicate) are left out.
+    """
 
     rows: int = 0
     failed: int = 0
@@ -68,8 +86,11 @@ class RowSummary(BaseModel, frozen=True):
 
 
 class RowSummaryBuilder:
+    """Takes rows one at a time and summarises them."""
+
     def __init__(self) -> None:
-        self.rows = self.failed = 0
+        self.rows = 0
+        self.failed = 0
         self._intents = BoundedCounter()
         self._sample: BottomK[DriftRow] = BottomK(SAMPLE_ROWS)
 
@@ -78,29 +99,36 @@ class RowSummaryBuilder:
         if row.reason in INPUT_REASONS:
             return
         self.rows += 1
-        self.failed += row.status == "failed"
+        if row.status == "failed":
+            self.failed += 1
+        # Without gold documents, the words of the rewrite tell what is asked for.
         self._intents.add(documents_of(row.gold_id) or keywords(row))
         if self._sample.wants(row.id):
-            original, rewrite = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
-            self._sample.add(row.id, DriftRow(query=row.query, original=original, rewrite=rewrite))
+            self._sample.add(row.id, DriftRow.of(row))
 
     def build(self) -> RowSummary:
-        intents, sample = dict(self._intents.counts), self._sample.items()
-        return RowSummary(rows=self.rows, failed=self.failed, intents=intents, sample=sample)
+        return RowSummary(
+            rows=self.rows,
+            failed=self.failed,
+            intents=dict(self._intents.counts),
+            sample=self._sample.items(),
+        )
 
 
 def grams(text: str) -> list[str]:
-    """Character bigrams of text without spaces between words, and whole alphanumeric runs, with
-    repetitions.
+    """Character bigrams of text without spaces between words, and whole alphanumeric runs.
 
-    Needs no dictionary, which would lack the name of a new product."""
+    Repetitions count. No dictionary is needed, which would lack the name of a new product.
+    """
     return bigrams(_WORDS.findall(text.lower()))
 
 
 def keywords(row: Row) -> list[str]:
-    """The words that SFT would learn; none of an answer with scores by rule, which is no list of
-    keywords."""
-    words = [] if row.parts is not None else (row.target or "").split()
+    """The words that SFT would learn, each once."""
+    # An answer that is graded by rule is no list of keywords.
+    if row.parts is not None:
+        return []
+    words = (row.target or "").split()
     return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in words))
 
 
@@ -146,16 +174,17 @@ class Shift(BaseModel, frozen=True):
 
     rows: int
     distances: dict[str, Distance] = {}
-    """By vocabulary, length, original score and rewrite score; a respect that one side lacks is
-    left out."""
+    """Distances by the names in `_RESPECTS`; a respect that one side lacks is left out."""
     new_intents: Unseen | None = None
     failed_share: float = 0.0
     parent_failed_share: float = 0.0
 
 
 class Drift(BaseModel, frozen=True):
-    """A version compared with its parent: its new rows, and all its rows, most of which are in the
-    parent too."""
+    """A version compared with its parent: its new rows, and all its rows.
+
+    Most of all its rows are in the parent too.
+    """
 
     parent: str
     arrivals: Shift
@@ -163,44 +192,65 @@ class Drift(BaseModel, frozen=True):
     threshold: float
 
     @property
+    def sides(self) -> tuple[tuple[str, Shift], ...]:
+        """The two comparisons, by the names of their rows."""
+        return (("the new rows", self.arrivals), ("all rows", self.whole))
+
+    @property
     def warnings(self) -> dict[str, float]:
-        """By what has drifted, the distance beyond chance."""
-        return {
-            f"{name} of {rows}": found.excess
-            for rows, moved in (("the new rows", self.arrivals), ("all rows", self.whole))
-            for name, found in moved.distances.items()
-            if found.excess >= self.threshold and found.p_value <= SIGNIFICANT
-        }
+        """The distance beyond chance of each respect that has drifted."""
+        warnings: dict[str, float] = {}
+        for rows, side in self.sides:
+            for name, found_distance in side.distances.items():
+                is_significant = found_distance.p_value <= SIGNIFICANT
+                if is_significant and found_distance.excess >= self.threshold:
+                    warnings[f"{name} of {rows}"] = found_distance.excess
+        return warnings
 
     @property
     def sentence(self) -> str:
-        came, now = self.arrivals, self.whole
-        some = f"{count(came.rows)} of {count(now.rows)} questions" if came.rows else "No question"
-        text = f"{some} came in since {self.parent}"
-        if came.rows and came.new_intents:
-            text += f", {came.new_intents.share:.0%} of their intents new ({came.new_intents.expected:.0%} expected)"
-        text += f"; failures {now.parent_failed_share:.1%} → {now.failed_share:.1%}. "
+        """The comparison in one paragraph, for people."""
+        arrivals = self.arrivals
+        whole = self.whole
+        subject = "No question"
+        if arrivals.rows:
+            subject = f"{count(arrivals.rows)} of {count(whole.rows)} questions"
+        text = f"{subject} came in since {self.parent}"
+        if arrivals.rows and arrivals.new_intents:
+            intents = arrivals.new_intents
+            text += f", {intents.share:.0%} of their intents new ({intents.expected:.0%} expected)"
+        text += f"; failures {whole.parent_failed_share:.1%} → {whole.failed_share:.1%}. "
         if not self.warnings:
-            return text + "No drift beyond chance and threshold."
-        details = (
-            f"{warning} ({number(excess, 2)} beyond chance)"
-            for warning, excess in self.warnings.items()
-        )
-        return text + f"Drift: {', '.join(details)}."
+            return f"{text}No drift beyond chance and threshold."
+        details = []
+        for warning, excess in self.warnings.items():
+            details.append(f"{warning} ({number(excess, 2)} beyond chance)")
+        return f"{text}Drift: {', '.join(details)}."
+
+
+def _score_categories(score: float | None) -> Categories:
+    return [] if score is None else [score_bucket(score)]
 
 
 _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
     "vocabulary": lambda row: grams(row.query),
     "length": lambda row: [length_bucket(row.query)],
-    "original score": lambda row: [] if row.original is None else [score_bucket(row.original)],
-    "rewrite score": lambda row: [] if row.rewrite is None else [score_bucket(row.rewrite)],
+    "original score": lambda row: _score_categories(row.original),
+    "rewrite score": lambda row: _score_categories(row.rewrite),
 }
+"""The respects in which rows are compared, and the categories of a row in each."""
 
 
 def drift(
     parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float
 ) -> Drift:
-    """Compare a version with its parent; `arrivals` is of the rows whose ids the parent lacks."""
+    """Compare a version with its parent.
+
+    Args:
+        arrivals: summary of the rows whose ids the parent lacks.
+        whole: summary of all rows.
+        threshold: least distance beyond chance that gives a warning.
+    """
     return Drift(
         parent=parent_id,
         arrivals=shift(parent, arrivals),
@@ -210,15 +260,17 @@ def drift(
 
 
 def shift(parent: RowSummary, rows: RowSummary) -> Shift:
-    found = {
-        name: distance(
-            [respect(row) for row in parent.sample], [respect(row) for row in rows.sample]
-        )
-        for name, respect in _RESPECTS.items()
-    }
+    """Compare some rows of a version with all rows of its parent."""
+    distances: dict[str, Distance] = {}
+    for name, respect in _RESPECTS.items():
+        parent_categories = list(map(respect, parent.sample))
+        row_categories = list(map(respect, rows.sample))
+        found_distance = distance(parent_categories, row_categories)
+        if found_distance:
+            distances[name] = found_distance
     return Shift(
         rows=rows.rows,
-        distances={name: value for name, value in found.items() if value},
+        distances=distances,
         new_intents=unseen(parent.intents, rows.intents),
         failed_share=rows.failed / max(rows.rows, 1),
         parent_failed_share=parent.failed / max(parent.rows, 1),
@@ -226,48 +278,66 @@ def shift(parent: RowSummary, rows: RowSummary) -> Shift:
 
 
 def distance(old: Sequence[Categories], new: Sequence[Categories]) -> Distance | None:
-    """Jensen–Shannon distance of two samples' categories, with its null from permuting whole rows;
-    None where a side has no category at all."""
-    rows = [row for row in (*old, *new) if row]
-    split = sum(1 for row in old if row)
-    if split in (0, len(rows)):
+    """Jensen–Shannon distance of two samples' categories, and its null from permuting whole rows.
+
+    None where a side has no category at all.
+    """
+    rows = list(filter(None, (*old, *new)))
+    old_rows = sum(map(bool, old))
+    if old_rows in (0, len(rows)):
         return None
     numbers: dict[str, int] = {}
-    codes = np.array(
-        [numbers.setdefault(category, len(numbers)) for row in rows for category in row]
-    )
-    owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    is_new = np.arange(len(rows)) >= split
-    observed = _jensen_shannon(codes, is_new[owners])
+    codes: list[int] = []
+    for row in rows:
+        for category in row:
+            codes.append(numbers.setdefault(category, len(numbers)))
+    category_codes = np.array(codes)
+    owners = np.repeat(np.arange(len(rows)), list(map(len, rows)))
+    is_new = np.arange(len(rows)) >= old_rows
+    observed = _jensen_shannon(category_codes, is_new[owners])
+
+    # A fixed seed, so that a version has the same drift whenever it is described again.
     random = np.random.default_rng(0)
-    null = np.array(
-        [_jensen_shannon(codes, random.permutation(is_new)[owners]) for _ in range(DRAWS)]
-    )
+    null_distances: list[float] = []
+    for _ in range(DRAWS):
+        is_drawn = random.permutation(is_new)
+        null_distances.append(_jensen_shannon(category_codes, is_drawn[owners]))
+    null = np.array(null_distances)
     expected = float(np.sqrt(np.mean(null**2)))
+    # Distances that differ only by rounding count as equal.
+    at_least_observed = np.sum(null >= observed - 1e-12)
     return Distance(
         distance=observed,
         expected=expected,
         excess=math.sqrt(max(0.0, observed**2 - expected**2)),
-        p_value=float((1 + np.sum(null >= observed - 1e-12)) / (1 + DRAWS)),
+        p_value=float((1 + at_least_observed) / (1 + DRAWS)),
     )
 
 
 def unseen(old: Mapping[str, int], new: Mapping[str, int]) -> Unseen | None:
     """The share of new items; None where either side is empty."""
-    total, total_old = sum(new.values()), sum(old.values())
-    if not total or not total_old:
+    new_total = sum(new.values())
+    old_total = sum(old.values())
+    if not new_total or not old_total:
         return None
-    share = sum(n for name, n in new.items() if name not in old) / total
-    return Unseen(share=share, expected=sum(1 for n in old.values() if n == 1) / total_old)
+    unseen_total = sum(times for name, times in new.items() if name not in old)
+    singletons = list(old.values()).count(1)
+    return Unseen(share=unseen_total / new_total, expected=singletons / old_total)
 
 
-def _jensen_shannon(codes: Any, is_new: Any) -> float:
+def _jensen_shannon(codes: NDArray[np.int_], is_new: NDArray[np.bool_]) -> float:
+    """Distance of the categories of new rows and of old ones.
+
+    Args:
+        codes: a number for each category of each row.
+        is_new: whether the row of that category is a new one.
+    """
+    # SciPy takes long to import, and most who import this module compare nothing.
     from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
 
     size = int(codes.max()) + 1
-    new, old = (
-        np.bincount(codes[is_new], minlength=size),
-        np.bincount(codes[~is_new], minlength=size),
-    )
-    with np.errstate(invalid="ignore"):  # the root of −1e-17, where both are the same
+    new = np.bincount(codes[is_new], minlength=size)
+    old = np.bincount(codes[~is_new], minlength=size)
+    # Where both are the same, rounding asks for the root of −1e-17.
+    with np.errstate(invalid="ignore"):
         return float(np.nan_to_num(jensenshannon(old, new, base=2)))

@@ -20,6 +20,9 @@ from qinglan.runs.artifacts import Artifact, written_whole
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_INTERVAL = re.compile(r"\[[^\]]*\]")
+_UNBROKEN_SPACE = "\u00a0"
+_UNBROKEN_HYPHEN = "\u2011"
 
 
 @cache
@@ -32,9 +35,23 @@ def page_template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (number, signed, interval, count, usd, p_value)
-    named = (t, unbroken, words, rule_words, alarm_words, tables.left_out, tables.duration_words)
-    environment.filters |= {helper.__name__: helper for helper in (*shown, *named)}
+    filters = (
+        number,
+        signed,
+        interval,
+        count,
+        usd,
+        p_value,
+        t,
+        unbroken,
+        words,
+        rule_words,
+        alarm_words,
+        tables.left_out,
+        tables.duration_words,
+    )
+    for function in filters:
+        environment.filters[function.__name__] = function
     environment.globals |= {"t": t, "Both": Both, "texts": TEXTS}
     return environment.get_template("report.html.j2")
 
@@ -47,38 +64,49 @@ def render_html(report: Report, out: Path) -> Artifact:
 
 
 def t(english: str | Both, chinese: str | None = None) -> Markup:
-    """A text in both languages, of which the page shows one; once where they are the same."""
-    en, zh = (
-        (english.en, english.zh) if isinstance(english, Both) else (english, chinese or english)
-    )
-    if en == zh:
-        return escape(en)
-    return Markup('<span class="en">{}</span><span class="zh" lang="zh">{}</span>').format(en, zh)
+    """A text in both languages, of which the page shows one; once where they are the same.
+
+    Args:
+        english: the text, or a text in both languages.
+        chinese: the same text, where `english` is not in both languages.
+    """
+    text = english if isinstance(english, Both) else Both(english, chinese or english)
+    if text.en == text.zh:
+        return escape(text.en)
+    spans = Markup('<span class="en">{}</span><span class="zh" lang="zh">{}</span>')
+    return spans.format(text.en, text.zh)
 
 
 def unbroken(text: Both) -> Both:
-    """With no line break inside an interval."""
-    return Both(
-        *(
-            re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), part)
-            for part in text
-        )
-    )
+    """The text without a line break inside an interval."""
+
+    def with_unbroken_spaces(match: re.Match[str]) -> str:
+        return match.group().replace(" ", _UNBROKEN_SPACE)
+
+    english = _INTERVAL.sub(with_unbroken_spaces, text.en)
+    chinese = _INTERVAL.sub(with_unbroken_spaces, text.zh)
+    return Both(english, chinese)
+
+
+def _heading(report: Report) -> Both:
+    """The verdict's sentence, without a line break inside a metric's name such as `top-1`."""
+    sentence = verdict.verdict(report).sentence
+    english = sentence.en
+    for metric in report.metrics:
+        english = english.replace(metric.en, metric.en.replace("-", _UNBROKEN_HYPHEN))
+    return Both(english, sentence.zh)
 
 
 def _view(report: Report) -> dict[str, Any]:
+    """The values that the template takes."""
     arms = list(verdict.arms_of(report))
-    sentence = verdict.verdict(report).sentence
-    english = sentence.en
-    for metric in report.metrics:  # no line break inside a name such as `top-1`
-        english = english.replace(metric.en, metric.en.replace("-", "\u2011"))
     return {
         "report": report,
         "arm_words": partial(verdict.arm_label_words, report=report),
         "arm_words_head": partial(verdict.arm_label_words, report=report, head=True),
         "slice_cell": partial(tables.slice_cell, report),
         "example_values": partial(tables.example_values, report),
-        "sentence": Both(english, sentence.zh),
+        "sentence": _heading(report),
         "answers": verdict.answers(report),
         "main": verdict.main_comparison(report),
         "warning": verdict.simulator_warning(report),

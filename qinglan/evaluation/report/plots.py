@@ -1,36 +1,43 @@
-"""What the report draws: arms, differences, slices, curves and distributions, all in percent of the
-plot's box.
+"""The report's plots: arms, differences, slices, curves and distributions.
 
-The template draws them as inline SVG with its labels in HTML, so that text keeps its size on a
-phone, colours follow the reader's light or dark scheme, and no plotting library is loaded.
+All places are in percent of the plot's box. The template draws them as inline SVG with its labels
+in HTML, so that text keeps its size on a phone, colours follow the reader's light or dark scheme,
+and no plotting library is loaded.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, cycle, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
 from qinglan.evaluation.reasons import TEXTS, words
+from qinglan.evaluation.report.tables import first_with_values
 from qinglan.evaluation.report.verdict import arm_label_words, main_comparison, pair_words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
-from qinglan.text import ARMS, Both, capitalised, count, number, signed, with_interval
+from qinglan.text import ARMS, Both, Show, capitalised, count, number, signed, with_interval
 
 DISTRIBUTIONS = {
     "top1_score": (("line-3", "line-1", "line-0", "line-2"), False),
     "gain": (("line-0",), True),
     "judge_score": (("line-1",), False),
 }
-"""Styles of the outlines, and whether it is a difference."""
+"""Styles of a plot's outlines, and True where its values are differences."""
 _STEP = Both("step", "步")
 _MOST_SLICES = 12
-"""Of one kind are drawn, the largest; the table has all."""
+"""Most slices of one kind that are drawn, the largest; the table has all."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+"""Round distances between two ticks, times a power of ten."""
 _VALUES_PER_BIN = 30
-"""Fewer, and an outline shows chance rather than shape."""
-_FEWEST_BINS, _MOST_BINS = 10, 50
+"""Values that a bin holds on average; with fewer, an outline shows chance rather than shape."""
+_FEWEST_BINS = 10
+_MOST_BINS = 50
+_NO_RANGE = 1e-9
+_ROUNDING = 1e-9
+_MOST_DECIMALS = 4
+_LINE_STYLES = 4
 
 
 class Axis(NamedTuple):
@@ -42,17 +49,17 @@ class Axis(NamedTuple):
 
     @classmethod
     def over(cls, values: Iterable[float], ticks: int = 5) -> "Axis":
-        """An axis with round ticks that covers the values (finite ones; 0 to 1 if there is
-        none)."""
+        """An axis with round ticks that covers the finite values; 0 to 1 if there is none."""
         finite = [value for value in values if math.isfinite(value)]
-        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-        if high - low < 1e-9:
-            low, high = low - 0.5, high + 0.5
-        raw = (high - low) / (ticks - 1)
-        magnitude = 10.0 ** math.floor(math.log10(raw))
-        step = next(each * magnitude for each in _STEPS if each * magnitude >= raw * (1 - 1e-9))
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        places = tuple(round(i * step, 10) for i in range(first, last + 1))
+        low = min(finite, default=0.0)
+        high = max(finite, default=1.0)
+        if high - low < _NO_RANGE:
+            low -= 0.5
+            high += 0.5
+        step = _round_step((high - low) / (ticks - 1))
+        first = math.floor(low / step + _ROUNDING)
+        last = math.ceil(high / step - _ROUNDING)
+        places = tuple(round(number * step, 10) for number in range(first, last + 1))
         return cls(places[0], places[-1], places)
 
     def at(self, value: float) -> float:
@@ -61,8 +68,17 @@ class Axis(NamedTuple):
     def label(self, tick: float) -> str:
         """A tick's text, with as many decimals as the step needs."""
         step = self.ticks[1] - self.ticks[0]
-        decimals = next((d for d in range(4) if math.isclose(step, round(step, d))), 4)
+        decimals = 0
+        while decimals < _MOST_DECIMALS and not math.isclose(step, round(step, decimals)):
+            decimals += 1
         return f"{tick:,.{decimals}f}".replace("-", "−")
+
+
+def _round_step(least: float) -> float:
+    """The smallest round number that is not below this one."""
+    magnitude = 10.0 ** math.floor(math.log10(least))
+    # The last of the steps always is large enough.
+    return next(s * magnitude for s in _STEPS if s * magnitude >= least * (1 - _ROUNDING))
 
 
 class Dot(NamedTuple):
@@ -85,14 +101,15 @@ class DotPlot(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean;
-    `area` is the path of what is filled below it."""
+    """One curve as an SVG path in a 100 × 100 box."""
 
     label: Both | None
     path: str
     style: str
     faint: bool = False
+    """True for the raw values behind a moving mean."""
     area: str = ""
+    """Path of the area that is filled below the curve."""
 
 
 class Chart(NamedTuple):
@@ -113,98 +130,144 @@ DotRow = tuple[str, Both, float | None, Interval | None]
 
 def dot_plot(
     rows: Sequence[DotRow],
-    show: Callable[[float | None], str],
+    show: Show,
     zero: bool = False,
     axis: Axis | None = None,
 ) -> DotPlot | None:
-    """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style
-    `open`.
+    """A dot per row that has a value; None where none has one.
 
-    `axis`: one that several plots share; `axis_of` makes it.
+    Args:
+        zero: values are differences, and those whose interval includes 0 get the style `open`.
+        axis: one that several plots share; `axis_of` makes it.
     """
-    present = [
-        (style, label, value, ends) for style, label, value, ends in rows if value is not None
-    ]
-    if not present:
-        return None
     axis = axis or axis_of(rows, zero)
     dots = []
-    for style, label, value, ends in present:
-        low, high = (axis.at(ends[0]), axis.at(ends[1])) if ends else (None, None)
-        undecided = zero and (ends is None or ends[0] <= 0 <= ends[1])
-        text = with_interval(value, ends, show)
-        dots.append(Dot(label, text, "open" if undecided else style, axis.at(value), low, high))
+    for style, label, value, ends in rows:
+        if value is None:
+            continue
+        low, high = ends or (None, None)
+        is_undecided = zero and (low is None or high is None or low <= 0 <= high)
+        dot = Dot(
+            label=label,
+            text=with_interval(value, ends, show),
+            style="open" if is_undecided else style,
+            at=axis.at(value),
+            low=None if low is None else axis.at(low),
+            high=None if high is None else axis.at(high),
+        )
+        dots.append(dot)
+    if not dots:
+        return None
     return DotPlot(axis, tuple(dots), axis.at(0.0) if zero else None)
 
 
 def axis_of(rows: Iterable[DotRow], zero: bool = False) -> Axis:
-    values = [v for _, _, value, ends in rows if value is not None for v in (value, *(ends or ()))]
-    return Axis.over([*values, 0.0] if zero else values)
+    """An axis that covers the values and their intervals; with `zero`, also 0."""
+    covered = []
+    for _, _, value, ends in rows:
+        if value is not None:
+            covered += [value, *(ends or ())]
+    if zero:
+        covered.append(0.0)
+    return Axis.over(covered)
 
 
 def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
     """Curves of (x, y) points; non-finite points are skipped, long curves get a moving mean."""
-    clean = [(label, [(x, y) for x, y in points if math.isfinite(y)]) for label, points in series]
-    x_axis = Axis.over((x for _, points in clean for x, _ in points), ticks=6)
-    y_axis = Axis.over((y for _, points in clean for _, y in points), ticks=5)
+    finite_series = []
+    all_points: list[tuple[float, float]] = []
+    for label, points in series:
+        finite = [(x, y) for x, y in points if math.isfinite(y)]
+        finite_series.append((label, finite))
+        all_points += finite
+    x_axis = Axis.over((x for x, _ in all_points), ticks=6)
+    y_axis = Axis.over((y for _, y in all_points), ticks=5)
     lines: list[Curve] = []
-    for place, (label, points) in enumerate(clean):
-        style, window = f"line-{place % 4}", len(points) // 20
+    for place, (label, points) in enumerate(finite_series):
+        style = f"line-{place % _LINE_STYLES}"
+        window = len(points) // 20
         if window > 1:
             lines.append(Curve(None, path(points, x_axis, y_axis), style, faint=True))
-        half = window // 2  # a centred mean over 2·half + 1 points, fewer at the ends
-        means = [
-            (x, fmean(y for _, y in points[max(0, i - half) : i + half + 1]))
-            for i, (x, _) in enumerate(points)
-        ]
+        means = _moving_means(points, half_window=window // 2)
         lines.append(Curve(label, path(means, x_axis, y_axis), style))
     return Chart(title, _STEP, x_axis, y_axis, tuple(lines))
+
+
+def _moving_means(points: Points, half_window: int) -> list[tuple[float, float]]:
+    """A centred mean over 2 · half_window + 1 points, fewer at the ends."""
+    means = []
+    for place, (x, _) in enumerate(points):
+        around = points[max(0, place - half_window) : place + half_window + 1]
+        means.append((x, fmean(y for _, y in around)))
+    return means
 
 
 def histogram(
     title: Both, parts: Iterable[tuple[str, Distribution]], is_difference: bool = False
 ) -> Chart | None:
-    """Outlines of distributions, each after its style, in percent of its values; those of one plot
-    have the same bins.
+    """Outlines of distributions, in percent of their values; those of one plot have the same bins.
 
     Bins are joined until each holds enough values to show a shape. None where nothing was counted.
+
+    Args:
+        parts: the distributions, each after its style.
     """
-    present = [(style, part) for style, part in parts if sum(part.counts)]
-    if not present:
+    filled = [(style, part) for style, part in parts if sum(part.counts)]
+    if not filled:
         return None
-    fewest, counted = min(sum(part.counts) for _, part in present), len(present[0][1].counts)
-    possible = [n for n in range(_FEWEST_BINS, _MOST_BINS + 1) if counted % n == 0] or [counted]
-    bins = max((n for n in possible if n * _VALUES_PER_BIN <= fewest), default=possible[0])
-    outlines = [_steps(part.low, part.high, regrouped(part.counts, bins)) for _, part in present]
-    x = Axis.over([0.0, *(x for points in outlines for x, _ in points)], ticks=6)
-    y = Axis.over([0.0, *(y for points in outlines for _, y in points)], ticks=4)
+    bins = _bins_of([part for _, part in filled])
+    outlines = [_outline(part.low, part.high, regrouped(part.counts, bins)) for _, part in filled]
+    all_points = list(chain.from_iterable(outlines))
+    x_axis = Axis.over([0.0, *(x for x, _ in all_points)], ticks=6)
+    y_axis = Axis.over([0.0, *(y for _, y in all_points)], ticks=4)
     show = signed if is_difference else number
     lines = []
-    for (style, part), points in zip(present, outlines, strict=True):
-        label, outline = words(part.label), path(points, x, y)
+    for (style, part), points in zip(filled, outlines, strict=True):
+        label = words(part.label)
         median = show(quantile(part.low, part.high, part.counts, 0.5), 2)
-        named = Both(f"{label.en}, median {median}", f"{label.zh}，中位数 {median}")
-        lines.append(Curve(named, outline, style, area=f"{outline} Z"))
-    return Chart(title, None, x, y, tuple(lines), x.at(0.0) if is_difference else None)
+        label_with_median = Both(f"{label.en}, median {median}", f"{label.zh}，中位数 {median}")
+        outline = path(points, x_axis, y_axis)
+        lines.append(Curve(label_with_median, outline, style, area=f"{outline} Z"))
+    zero = x_axis.at(0.0) if is_difference else None
+    return Chart(title, None, x_axis, y_axis, tuple(lines), zero)
 
 
-def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
-    """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at
-    both ends."""
-    filled = [i for i, count in enumerate(counts) if count]
-    first, end = filled[0], filled[-1] + 1
-    width, total = (high - low) / len(counts), sum(counts)
+def _bins_of(parts: Sequence[Distribution]) -> int:
+    """Most bins, of those that the counted ones can be joined to, that hold enough values."""
+    fewest_values = min(sum(part.counts) for part in parts)
+    counted_bins = len(parts[0].counts)
+    possible = [n for n in range(_FEWEST_BINS, _MOST_BINS + 1) if counted_bins % n == 0]
+    if not possible:
+        return counted_bins
+    enough = [n for n in possible if n * _VALUES_PER_BIN <= fewest_values]
+    return max(enough, default=possible[0])
+
+
+def _outline(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
+    """The outline of bars, in percent of all values.
+
+    It goes from the first bar that is not empty to the last, down to 0 at both ends.
+    """
+    filled = [place for place, count in enumerate(counts) if count]
+    first = filled[0]
+    end = filled[-1] + 1
+    width = (high - low) / len(counts)
+    total = sum(counts)
     shares = [0.0, *(100 * count / total for count in counts[first:end]), 0.0]
-    return [
-        (low + i * width, share)
-        for i, sides in enumerate(pairwise(shares), first)
-        for share in sides
-    ]
+    points = []
+    # At each edge between two bars, the outline steps from one's height to the next one's.
+    for edge, (share_before, share_after) in enumerate(pairwise(shares), first):
+        x = low + edge * width
+        points += [(x, share_before), (x, share_after)]
+    return points
 
 
 def path(points: Points, x: Axis, y: Axis) -> str:
-    places = (f"{x.at(px)},{round(100 - y.at(py), 2)}" for px, py in points)
-    return "M" + " L".join(places) if points else ""
+    """An SVG path through the points, in a 100 × 100 box whose y grows downwards."""
+    if not points:
+        return ""
+    places = [f"{x.at(px)},{round(100 - y.at(py), 2)}" for px, py in points]
+    return "M" + " L".join(places)
 
 
 class SlicePlot(NamedTuple):
@@ -218,20 +281,15 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    present = (
-        m
-        for m in report.metrics
-        if any(report.arms[name].mean(m.name) is not None for name in arms)
-    )
-    if (metric := next(present, None)) is None:
+    metric = first_with_values(report.metrics, [report.arms[name] for name in arms])
+    if metric is None:
         return None
     rows: list[DotRow] = []
     for name in arms:
         score = report.arms[name].score(metric.name)
         label = arm_label_words(name, report)
-        if (
-            label in ARMS.values()
-        ):  # at the start of a line; a name that a user gave stays as it was given
+        # A name that a user gave stays as it is; ours stand at the start of a line.
+        if label in ARMS.values():
             label = Both(capitalised(label.en), label.zh)
         rows.append((_style(name), label, score.mean, score.ci95))
     plot = dot_plot(rows, number)
@@ -243,16 +301,14 @@ def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
     main = main_comparison(report)
     if main is None:
         return None
-    shown = [
-        c
-        for c in report.comparisons
-        if c.metric == main.metric and (not report.purchase or c.b == main.b)
-    ]
-    plot = dot_plot(
-        [(_style(c.a), pair_words(c.a, c.b, report), c.diff, c.ci95) for c in shown],
-        signed,
-        zero=True,
-    )
+    rows: list[DotRow] = []
+    for comparison in report.comparisons:
+        # In a comparison of teachers, all are held against the main one's arm.
+        is_of_interest = not report.purchase or comparison.b == main.b
+        if comparison.metric == main.metric and is_of_interest:
+            label = pair_words(comparison.a, comparison.b, report)
+            rows.append((_style(comparison.a), label, comparison.diff, comparison.ci95))
+    plot = dot_plot(rows, signed, zero=True)
     return (report.metric(main.metric).words, plot) if plot else None
 
 
@@ -261,51 +317,53 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     main = main_comparison(report)
     if main is None:
         return []
-    rows: dict[str, list[DotRow]] = {}
+    rows_by_kind: dict[str, list[DotRow]] = {}
     for part in report.slices:
-        found, drawn = part.diff(main.a, main.b, main.metric), rows.setdefault(part.by, [])
-        if found and len(drawn) < _MOST_SLICES:
-            name, questions = words(part.value), count(part.n)
+        diff = part.diff(main.a, main.b, main.metric)
+        rows = rows_by_kind.setdefault(part.by, [])
+        if diff and len(rows) < _MOST_SLICES:
+            name = words(part.value)
+            questions = count(part.n)
             label = Both(f"{name.en} ({questions})", f"{name.zh}（{questions}）")
-            drawn.append((_style(main.a), label, found.diff, found.ci95))
-    axis = axis_of([row for each in rows.values() for row in each], zero=True)
+            rows.append((_style(main.a), label, diff.diff, diff.ci95))
+    axis = axis_of(chain.from_iterable(rows_by_kind.values()), zero=True)
     pair = pair_words(main.a, main.b, report)
-    plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
-    return [
-        SlicePlot(words(by, "slices"), report.metric(main.metric).words, pair, plot)
-        for by, plot in plots
-        if plot
-    ]
+    metric = report.metric(main.metric).words
+    plots = []
+    for kind, rows in rows_by_kind.items():
+        plot = dot_plot(rows, signed, zero=True, axis=axis)
+        if plot:
+            plots.append(SlicePlot(words(kind, "slices"), metric, pair, plot))
+    return plots
 
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
     """Known curves in their order, then others under their own names."""
-    known = TEXTS["curves"]
+    titles = TEXTS["curves"]
+    names = [name for name in titles if name in curves]
+    names += sorted(curves.keys() - titles.keys())
     drawn = []
-    for name in (
-        *(name for name in known if name in curves),
-        *sorted(curves.keys() - known.keys()),
-    ):
-        series = [
-            (words(s.label), [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None])
-            for s in curves[name]
-        ]
+    for name in names:
+        series = [(words(part.label), _points_of(part)) for part in curves[name]]
         if any(points for _, points in series):
-            drawn.append(chart(known.get(name) or words(name), series))
+            title = titles.get(name) or words(name)
+            drawn.append(chart(title, series))
     return drawn
 
 
-def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
-    """What validation counted, as outlines."""
-    drawn = (
-        histogram(
-            TEXTS["distributions"][name],
-            zip(cycle(styles), found.get(name, ()), strict=False),
-            is_difference,
-        )
-        for name, (styles, is_difference) in DISTRIBUTIONS.items()
-    )
-    return [plot for plot in drawn if plot]
+def _points_of(series: Series) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
+
+
+def distributions(by_name: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
+    """Outlines of what validation counted."""
+    drawn = []
+    for name, (styles, is_difference) in DISTRIBUTIONS.items():
+        parts = zip(cycle(styles), by_name.get(name, ()), strict=False)
+        plot = histogram(TEXTS["distributions"][name], parts, is_difference)
+        if plot:
+            drawn.append(plot)
+    return drawn
 
 
 def _style(name: ArmName) -> str:

@@ -13,9 +13,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.evaluation.models import RagCalls, Report, StageSummary
+from qinglan.evaluation.models import (
+    Decision,
+    Purchase,
+    RagCalls,
+    RegisteredVersion,
+    Report,
+    StageSummary,
+)
 from qinglan.evaluation.report import tables, verdict
 from qinglan.ledger import Usage
+from qinglan.rows import top1_of
+from qinglan.statistics import Comparison
 from qinglan.text import (
     NONE,
     count,
@@ -30,102 +39,150 @@ from qinglan.text import (
 )
 
 _MOST_METRICS = 4
-"""That 100 columns hold."""
+"""Metrics for which 100 columns have room."""
 _HEAD_WIDTH = 10
+_VERDICT_STYLES = {"better": "bold green", "worse": "bold red"}
+_GATE_STYLES = {"promote": "bold green", "refuse": "bold red"}
 
 
 def print_table(report: Report) -> RenderableType:
-    """The result for a terminal of 100 columns: verdict, arms, comparisons, and what was
-    simulated."""
-    result = verdict.verdict(report)
-    style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
-    parts: list[RenderableType] = [Text(result.sentence.en, style), Text(result.reading.en, "dim")]
-    parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
-    for finding in report.findings:
-        if finding.columns:
-            heads = [column.en for column in finding.columns]
-            table = _table(finding.title.en, heads, no_wrap=False)
-            for row in finding.rows:
-                table.add_row(
-                    row.label.en, *(number(value, finding.digits) for value in row.values)
-                )
-            parts.append(table)
-    parts += _data_parts(report) if report.is_of_data else []
+    """The result for a terminal of 100 columns.
+
+    It shows the verdict, arms, comparisons, the gate's decision, and what was simulated.
+    """
+    conclusion = verdict.verdict(report)
+    parts: list[RenderableType] = [
+        Text(conclusion.sentence.en, _VERDICT_STYLES.get(conclusion.tone, "bold")),
+        Text(conclusion.reading.en, "dim"),
+    ]
+    if report.arms:
+        parts += [_arms_table(report), _comparisons_table(report)]
+    parts += _finding_tables(report)
+    if report.is_of_data:
+        parts += _data_parts(report)
     if report.purchase:
-        parts += [
-            Text(offer.render())
-            for offer in report.purchase.offers
-            if len(report.purchase.offers) > 1
-        ]
-        parts += [Text(f"– {note.render()}", "dim") for note in report.purchase.notes]
-    parts += [Text(_asked(report))] if report.stage("compare") else []
-    for words, field in (
-        ("Failed, left out of the means", "failed"),
-        ("Empty, counted as wrong", "empty"),
-    ):
-        if found := {
-            name: rows for name, arm in report.arms.items() if (rows := getattr(arm, field))
-        }:
-            named = ", ".join(
-                f"{verdict.arm_label_words(name, report).en} {rows}" for name, rows in found.items()
-            )
-            parts.append(Text(f"{words}: {named}"))
+        parts += _purchase_parts(report.purchase)
+    if report.stage("compare"):
+        parts.append(Text(_calls_line(report)))
+    parts += _row_count_lines(report)
     if report.decision:
-        style = {"promote": "bold green", "refuse": "bold red"}.get(
-            report.decision.verdict, "bold yellow"
-        )
-        parts.append(Text(f"Gate: {report.decision.sentence}", style))
-        parts += [Text(report.decision.note.render())] if report.decision.note else []
-        if step := verdict.next_step(report):
-            parts.append(Text(step.en, "bold"))
-    if model := report.released:
-        aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
-        parts.append(Text(f"Registered as {model.name}, version {model.version}{aliases}"))
-    notes = (
-        (verdict.weights_words, "dim"),
-        (verdict.alarm_warning, "bold red"),
-        (verdict.continued_warning, "yellow"),
-    )
-    parts += [Text(note.en, style) for find, style in notes if (note := find(report))]
-    if warning := verdict.simulator_warning(report):
+        parts += _decision_parts(report, report.decision)
+    if report.released:
+        parts.append(Text(_released_line(report.released)))
+    for note, style in (
+        (verdict.weights_words(report), "dim"),
+        (verdict.alarm_warning(report), "bold red"),
+        (verdict.continued_warning(report), "yellow"),
+    ):
+        if note:
+            parts.append(Text(note.en, style))
+    warning = verdict.simulator_warning(report)
+    if warning:
         parts.append(Text(f"* {warning.en}", "yellow"))
     return Group(*parts)
 
 
+def _finding_tables(report: Report) -> list[RenderableType]:
+    finding_tables: list[RenderableType] = []
+    for finding in report.findings:
+        if not finding.columns:
+            continue
+        heads = [column.en for column in finding.columns]
+        table = _table(finding.title.en, heads, no_wrap=False)
+        for row in finding.rows:
+            values = [number(value, finding.digits) for value in row.values]
+            table.add_row(row.label.en, *values)
+        finding_tables.append(table)
+    return finding_tables
+
+
+def _purchase_parts(purchase: Purchase) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    # The verdict has said everything about an only rival.
+    if len(purchase.offers) > 1:
+        parts += [Text(offer.render()) for offer in purchase.offers]
+    parts += [Text(f"– {note.render()}", "dim") for note in purchase.notes]
+    return parts
+
+
+def _row_count_lines(report: Report) -> list[RenderableType]:
+    """Rows that failed, and rows with an empty text, by arm."""
+    lines: list[RenderableType] = []
+    for words, field in (
+        ("Failed, left out of the means", "failed"),
+        ("Empty, counted as wrong", "empty"),
+    ):
+        counts = []
+        for name, arm in report.arms.items():
+            rows = getattr(arm, field)
+            if rows:
+                counts.append(f"{verdict.arm_label_words(name, report).en} {rows}")
+        if counts:
+            lines.append(Text(f"{words}: {', '.join(counts)}"))
+    return lines
+
+
+def _decision_parts(report: Report, decision: Decision) -> list[RenderableType]:
+    style = _GATE_STYLES.get(decision.verdict, "bold yellow")
+    parts: list[RenderableType] = [Text(f"Gate: {decision.sentence}", style)]
+    if decision.note:
+        parts.append(Text(decision.note.render()))
+    step = verdict.next_step(report)
+    if step:
+        parts.append(Text(step.en, "bold"))
+    return parts
+
+
+def _released_line(released: RegisteredVersion) -> str:
+    line = f"Registered as {released.name}, version {released.version}"
+    if released.aliases:
+        line += f" ({', '.join(released.aliases)})"
+    return line
+
+
 def print_intervals(report: Report) -> RenderableType:
     """The candidate against its opponent, figure by figure, each with its 95% interval."""
-    found = tables.side_by_side(report)
-    if found is None:
+    comparison = tables.side_by_side(report)
+    if comparison is None:
         return Text(
             "Nothing to hold against each other: this run has no student and teacher.", "yellow"
         )
-    table = _table("[95% CI]", [*(head.en for head in found.heads), "difference"])
-    for line in found.lines:
-        table.add_row(
-            line.label.en, *(Text(f"{cell.text} {cell.ends}".strip()) for cell in line.cells)
-        )
+    heads = [head.en for head in comparison.heads]
+    table = _table("[95% CI]", [*heads, "difference"])
+    for line in comparison.lines:
+        cells = [Text(f"{cell.text} {cell.ends}".strip()) for cell in line.cells]
+        table.add_row(line.label.en, *cells)
     warning = verdict.simulator_warning(report, marked=False)
-    return Group(table, Text(warning.en, "yellow")) if warning else table
+    if warning is None:
+        return table
+    return Group(table, Text(warning.en, "yellow"))
 
 
 def stages_table(stages: Sequence[StageSummary]) -> Table:
-    """What came in, what came out and why rows were dropped, the most frequent reason first."""
+    """Rows of each stage: in, out and dropped by reason, the most frequent reason first."""
     table = _table("stage", ("in", "out", "time"))
     table.add_column("dropped, and why")
     for stage in stages:
-        rows = (count(stage.rows_in), count(stage.rows_out)) if stage.rows_in else (NONE, NONE)
-        dropped = sorted(stage.dropped.items(), key=lambda item: -item[1])
-        notes = (
-            [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)] if dropped else []
+        # A stage that takes no rows leaves none either.
+        rows_in = count(stage.rows_in) if stage.rows_in else NONE
+        rows_out = count(stage.rows_out) if stage.rows_in else NONE
+        notes = []
+        if stage.dropped:
+            most_frequent_first = sorted(stage.dropped.items(), key=lambda item: -item[1])
+            notes.append(
+                ", ".join(f"{reason} {count(rows)}" for reason, rows in most_frequent_first)
+            )
+        if stage.reused_from:
+            notes.append(f"from run {stage.reused_from}")
+        table.add_row(
+            stage.name, rows_in, rows_out, duration(stage.seconds), Text("; ".join(notes))
         )
-        notes += [f"from run {stage.reused_from}"] if stage.reused_from else []
-        table.add_row(stage.name, *rows, duration(stage.seconds), Text("; ".join(notes)))
     return table
 
 
 def _table(
-    first: str,
-    others: Iterable[str],
+    first_head: str,
+    heads: Iterable[str],
     *,
     no_wrap: bool = True,
     vertical: VerticalAlignMethod = "top",
@@ -133,32 +190,29 @@ def _table(
 ) -> Table:
     """An empty table whose further columns are numbers."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), **options)
-    table.add_column(first, no_wrap=no_wrap, vertical=vertical)
-    for head in others:
+    table.add_column(first_head, no_wrap=no_wrap, vertical=vertical)
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=no_wrap, vertical=vertical)
     return table
 
 
 def _data_parts(report: Report) -> list[RenderableType]:
-    """Of a refresh: the way of the rows, what they are worth where no arm says so, the cost, and
-    the dataset."""
+    """A refresh's rows by stage, their worth where no arm shows it, the cost, and the dataset."""
     parts: list[RenderableType] = [stages_table(report.stages)]
-    if noise := tables.noise(report):
+    noise = tables.noise(report)
+    if noise:
         parts.append(Text(noise.en))
-    found, published = report.stage("validate"), report.stage("publish")
-    if found and found.metrics and not report.arms:
-        means = {
-            name.removesuffix("_mean").replace("_", " "): value
-            for name, value in found.metrics.items()
-        }
-        parts.append(
-            Text(
-                f"Answers, on average: {', '.join(f'{name} {number(means[name])}' for name in means)}"
-            )
-        )
-    parts.append(Text(_asked(report)))
+    validated = report.stage("validate")
+    if validated and validated.metrics and not report.arms:
+        means = {}
+        for name, value in validated.metrics.items():
+            words = name.removesuffix("_mean").replace("_", " ")
+            means[words] = f"{words} {number(value)}"
+        parts.append(Text(f"Answers, on average: {', '.join(means.values())}"))
+    parts.append(Text(_calls_line(report)))
     if report.stage("dataset") is None:
         parts.append(_examples_table(report))
+    published = report.stage("publish")
     if published and published.artifacts:
         parts.append(Text(f"Dataset: {Path(published.artifacts[0].path).parent}"))
     return parts
@@ -174,59 +228,60 @@ def _examples_table(report: Report) -> Table:
         cells: list[Text] = []
         for name in ("original", "teacher"):
             arm = example.arms.get(name)
-            score = arm.retrieved.top1_score if arm and arm.retrieved else None
-            cells += [Text(one_line((arm and arm.text) or NONE)), Text(number(score))]
+            text = arm.text if arm else None
+            score = top1_of(arm.retrieved) if arm else None
+            cells.append(Text(one_line(text or NONE)))
+            cells.append(Text(number(score)))
         table.add_row(*cells)
     return table
 
 
-def _asked(report: Report) -> str:
-    """Who was asked how often, and what it cost; answers of earlier runs cost nothing."""
-    api, lines = report.api, []
-    for role, usage in api:
+def _calls_line(report: Report) -> str:
+    """The calls to each role, and their cost; answers of earlier runs cost nothing."""
+    roles = []
+    for role, usage in report.api:
         if isinstance(usage, Usage | RagCalls) and (usage.calls or usage.cached):
-            calls, cached, failed = usage.calls, usage.cached, usage.failed
-            parts = [f"{count(calls)} call{'' if calls == 1 else 's'}"] if calls else []
-            parts += [f"{count(cached)} known answer{'' if cached == 1 else 's'}"] if cached else []
-            parts += [f"{count(failed)} failed"] if failed else []
-            parts += [usd(usage.cost_usd)] if isinstance(usage, Usage) else []
+            name = "RAG" if role == "rag" else role.replace("_", " ")
             mark = "*" if role in report.simulated else ""
-            lines.append(
-                f"{'RAG' if role == 'rag' else role.replace('_', ' ')}{mark} {', '.join(parts)}"
-            )
-    return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(api.cost_usd)}"
+            roles.append(f"{name}{mark} {', '.join(_usage_words(usage))}")
+    asked_roles = "; ".join(roles) or "nobody"
+    return f"Asked: {asked_roles}. Cost of this run: {usd(report.api.cost_usd)}"
+
+
+def _usage_words(usage: Usage | RagCalls) -> list[str]:
+    words = []
+    if usage.calls:
+        words.append(f"{count(usage.calls)} {'call' if usage.calls == 1 else 'calls'}")
+    if usage.cached:
+        answers = "known answer" if usage.cached == 1 else "known answers"
+        words.append(f"{count(usage.cached)} {answers}")
+    if usage.failed:
+        words.append(f"{count(usage.failed)} failed")
+    if isinstance(usage, Usage):
+        words.append(usd(usage.cost_usd))
+    return words
 
 
 def _arms_table(report: Report) -> Table:
     metrics = [metric for metric in report.metrics if metric.compared][:_MOST_METRICS]
-    first = next(
-        (
-            m.name
-            for m in metrics
-            if any(arm.mean(m.name) is not None for arm in report.arms.values())
-        ),
-        "",
-    )
-    heads = [
-        fill(re.sub(r" ?\(.*\)", "", metric.en) + verdict.star(report, metric.name), _HEAD_WIDTH)
-        + (" [95% CI]" if metric.name == first else "")
-        for metric in metrics
-    ]
+    # There is room for one metric's interval.
+    first = tables.first_with_values(metrics, report.arms.values())
+    heads = []
+    for metric in metrics:
+        name = re.sub(r" ?\(.*\)", "", metric.en) + verdict.star(report, metric.name)
+        head = fill(name, _HEAD_WIDTH)
+        heads.append(f"{head} [95% CI]" if metric == first else head)
     table = _table("arm", ("n", *heads, "p50/p95 ms", "$/1000"), vertical="bottom")
     for name, arm in verdict.arms_of(report).items():
+        label = verdict.arm_label_words(name, report, head=True).en + verdict.star(report, name)
         means = []
         for metric in metrics:
-            ends = arm.score(metric.name).ci95 if metric.name == first else None
-            means.append(
-                with_interval(arm.mean(metric.name), ends, partial(number, digits=metric.digits))
-            )
-        table.add_row(
-            verdict.arm_label_words(name, report, head=True).en + verdict.star(report, name),
-            count(arm.n),
-            *means,
-            f"{latency(arm.latency_p50_ms)}/{latency(arm.latency_p95_ms)}",
-            usd(arm.cost_per_1000_usd).removeprefix("$"),
-        )
+            score = arm.score(metric.name)
+            ends = score.ci95 if metric == first else None
+            means.append(with_interval(score.mean, ends, partial(number, digits=metric.digits)))
+        speed = f"{latency(arm.latency_p50_ms)}/{latency(arm.latency_p95_ms)}"
+        cost = usd(arm.cost_per_1000_usd).removeprefix("$")
+        table.add_row(label, count(arm.n), *means, speed, cost)
     return table
 
 
@@ -234,25 +289,41 @@ def _comparisons_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
     if report.purchase:
         label = verdict.arm_label_words("teacher", report, head=True)
-        table.title, table.title_justify = f"Against {label.en}:", "left"
-        shown = [c for c in report.comparisons if c.b == "teacher"]
-    elif main := verdict.main_comparison(report):
-        found = [c for c in report.comparisons if c.metric == main.metric and c.diff is not None]
-        shown = [
-            c
-            for c in found
-            if c.b not in ("base", "original") or "teacher" in (c.a, main.a) or c == main
-        ]
-    else:
-        shown = []
-    for c in shown:
-        own = verdict.arm_label_words(c.a, report, head=True)
+        table.title = f"Against {label.en}:"
+        table.title_justify = "left"
+    for comparison in _comparisons_in_table(report):
+        if report.purchase:
+            arms = verdict.arm_label_words(comparison.a, report, head=True)
+        else:
+            arms = verdict.pair_words(comparison.a, comparison.b, report)
         table.add_row(
-            (own if report.purchase else verdict.pair_words(c.a, c.b, report)).en,
-            report.metric(c.metric).en,
-            with_interval(c.diff, c.ci95, signed),
-            f"p {p_value(c.p_value if c.p_holm is None else c.p_holm)}",
-            f"{c.wins}/{c.ties}/{c.losses} w/t/l",
-            f"detects {number(c.detectable_diff)}",
+            arms.en,
+            report.metric(comparison.metric).en,
+            with_interval(comparison.diff, comparison.ci95, signed),
+            f"p {p_value(comparison.corrected_p)}",
+            f"{comparison.wins}/{comparison.ties}/{comparison.losses} w/t/l",
+            f"detects {number(comparison.detectable_diff)}",
         )
     return table
+
+
+def _comparisons_in_table(report: Report) -> list[Comparison]:
+    """The teachers against the main one, or the comparisons on the verdict's metric.
+
+    Of the latter, those with the base model or the original question are left out, unless they are
+    the verdict's, or they or the verdict are about the teacher.
+    """
+    if report.purchase:
+        return [comparison for comparison in report.comparisons if comparison.b == "teacher"]
+    main = verdict.main_comparison(report)
+    if main is None:
+        return []
+    comparisons = []
+    for comparison in report.comparisons:
+        if comparison.metric != main.metric or comparison.diff is None:
+            continue
+        is_with_baseline = comparison.b in ("base", "original")
+        is_about_teacher = "teacher" in (comparison.a, main.a)
+        if not is_with_baseline or is_about_teacher or comparison == main:
+            comparisons.append(comparison)
+    return comparisons

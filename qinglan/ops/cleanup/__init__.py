@@ -59,11 +59,11 @@ def _remove_runs(clean: CleanUp) -> None:
                 runs.remove_never_started(clean, root)
     finally:
         folders.delete_set_aside(clean, root)
-    for name, reason in plan.kept.items():
+    for name, reason in plan.to_keep.items():
         # A run whose run.json can't be read has no profile.
         if plan.folders[name].profile in (profile.name, None):
             clean.note_kept("run", name, reason)
-    texts_of_runs = [plan.folders[name].references for name in plan.kept]
+    texts_of_runs = [plan.folders[name].references for name in plan.to_keep]
     references = "\n".join([*texts_of_runs, *registered.values()])
     with clean.noting():
         try:
@@ -71,4 +71,4 @@ def _remove_runs(clean: CleanUp) -> None:
         finally:
             folders.delete_set_aside(clean, tenant_folder(profile).resolve())
     with clean.noting():
-        recorded_runs.remove_tracked_runs(clean, plan.kept, registered.values())
+        recorded_runs.remove_tracked_runs(clean, plan.to_keep, registered.values())

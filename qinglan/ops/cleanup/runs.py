@@ -37,7 +37,7 @@ class RunPlan:
     """The decision about each run folder, by its name."""
 
     folders: dict[str, RunFolder]
-    kept: dict[str, str] = field(default_factory=dict)
+    to_keep: dict[str, str] = field(default_factory=dict)
     """Reasons why runs stay, those of other profiles too."""
     to_remove: dict[str, str] = field(default_factory=dict)
     """Reasons why runs go."""
@@ -62,7 +62,7 @@ def plan(
         if reason_to_keep is None:
             reason_to_remove = _reason_to_remove(clean, run, newer_count)
         if reason_to_remove is None:
-            run_plan.kept[name] = reason_to_keep or "is young enough"
+            run_plan.to_keep[name] = reason_to_keep or "is young enough"
         else:
             run_plan.to_remove[name] = reason_to_remove
         if flow is not None and run.profile == clean.profile.name:
@@ -126,13 +126,13 @@ def _reason_to_remove(clean: CleanUp, run: RunFolder, newer_count: int) -> str |
 
 def _keep_what_is_used(run_plan: RunPlan) -> None:
     """Keep the runs that are named by one that stays, and so on."""
-    unvisited = list(run_plan.kept)
+    unvisited = list(run_plan.to_keep)
     while unvisited:
         user = unvisited.pop()
         references = run_plan.folders[user].references
         for name in sorted(named_in(references, run_plan.to_remove.keys())):
             del run_plan.to_remove[name]
-            run_plan.kept[name] = f"run {user} uses it"
+            run_plan.to_keep[name] = f"run {user} uses it"
             unvisited.append(name)
 
 
@@ -164,7 +164,7 @@ def remove_runs(clean: CleanUp, run_plan: RunPlan, root: Path) -> None:
                 set_aside(clean, "run", directory, reason, root)
         except (Timeout, PermissionError):
             # Somebody has just continued it, or it is another user's.
-            run_plan.kept[name] = "is running"
+            run_plan.to_keep[name] = "is running"
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def remove_parts(clean: CleanUp, run_plan: RunPlan, root: Path) -> None:
     retention = clean.profile.retention
     days = {"checkpoint": retention.checkpoint_days, "superseded stage": retention.superseded_days}
     references = "\n".join(run.references for run in run_plan.folders.values())
-    for name in run_plan.kept:
+    for name in run_plan.to_keep:
         run = run_plan.folders[name]
         if run.profile != clean.profile.name or is_running(run.directory):
             continue

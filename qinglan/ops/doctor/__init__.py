@@ -6,7 +6,7 @@ ones.
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,12 +15,18 @@ from urllib.parse import unquote, urlsplit
 from qinglan.config import EMBEDDED, FlowName, Profile, secret_names
 from qinglan.ops.checks import Check, PlannedCheck, start_check
 from qinglan.ops.doctor import cluster, machine, services
+from qinglan.ops.doctor.paid_answers import check_answer
+from qinglan.ops.doctor.proxies import check_proxies
 from qinglan.ops.preflight import plan_profile_checks
 from qinglan.ops.preflight.asked_services import ENGINE_FLOWS, asked_endpoints
 
-MACHINE, SERVERS, CLUSTER, PAID = "This machine", "Servers", "The cluster", "Paid answers"
+MACHINE = "This machine"
+SERVERS = "Servers"
+CLUSTER = "The cluster"
+PAID = "Paid answers"
 _HIDDEN = "•••"
-_SHORTEST = 4
+_SHORTEST_SECRET = 4
+"""Characters; shorter values stand in other words by chance."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
 
 
@@ -33,86 +39,105 @@ def examine(
     With `may_pay`, one short call to each paid chat service, too; with `deploys`, what only
     `qinglan up` needs, too.
     """
-    values = _secret_values(profile)
-    planned_checks = plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)
-    for planned, wait in [(each, start_check(each)) for each in planned_checks]:
+    secrets = _secret_values(profile)
+    planned_checks = list(plan_checks(profile, flow, may_pay=may_pay, deploys=deploys))
+    # All of them are started before the first one is waited for.
+    waits = [start_check(planned) for planned in planned_checks]
+    for planned, wait in zip(planned_checks, waits, strict=True):
         checks, seconds = wait()
         for check in checks:
-            yield planned.group, _hide(check.with_hint(), values), seconds
+            yield planned.group, _without_secrets(check.with_hint(), secrets), seconds
 
 
 def plan_checks(
     profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False
 ) -> Iterator[PlannedCheck]:
     """All checks, in the order in which their results are printed."""
-    recipe, *others = plan_profile_checks(profile, flow)
-    has_recipe = recipe.run()[0].problem is None  # the recipe says which services are asked
-    addresses = services.addresses(profile, flow)
-    machine_checks: dict[str, Callable[[], Check]] = {
-        "python": machine.check_python,
-        "packages": lambda: machine.check_packages(profile, flow),
-        "text": machine.check_text,
-        "folders": lambda: machine.check_folders(profile),
-        "disk": lambda: machine.check_disk(profile, flow),
-        "memory": lambda: machine.check_memory(profile, flow),
-        "file locks": lambda: machine.check_locks(profile),
-        "proxies": lambda: services.check_proxies(addresses),
-    }
-    if has_recipe:
-        machine_checks["open files"] = lambda: machine.check_open_files(profile, flow)
-    for name, make in machine_checks.items():
-        yield PlannedCheck(MACHINE, name, "of this machine", make)
-    yield recipe
+    recipe_check, *profile_checks = plan_profile_checks(profile, flow)
+    # The recipe says which services are asked.
+    has_recipe = recipe_check.run()[0].problem is None
+    yield from _machine_checks(profile, flow, has_recipe=has_recipe)
+    yield recipe_check
     if has_recipe:
         check_keys = partial(services.check_keys, profile, flow, deploys=deploys)
-        yield PlannedCheck(recipe.group, "keys", "in the environment", check_keys)
-    yield from others
-    yield PlannedCheck(SERVERS, "prefect", "its server", lambda: services.check_prefect(profile))
-    yield PlannedCheck(
-        SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile)
-    )
+        yield PlannedCheck(recipe_check.group, "keys", "in the environment", check_keys)
+    yield from profile_checks
+    check_prefect = partial(services.check_prefect, profile)
+    yield PlannedCheck(SERVERS, "prefect", "its server", check_prefect)
+    check_mlflow = partial(services.check_mlflow, profile)
+    yield PlannedCheck(SERVERS, "mlflow", profile.tracking_uri, check_mlflow)
     if not has_recipe:
         return
-    if (url := profile.trainer.ray_dashboard_url) and flow in ENGINE_FLOWS:
-        yield PlannedCheck(
-            CLUSTER, "mount", url, partial(cluster.check_cluster, profile), "longest"
-        )
-    if not may_pay:
-        return
+    dashboard = profile.trainer.ray_dashboard_url
+    if dashboard and flow in ENGINE_FLOWS:
+        check_cluster = partial(cluster.check_cluster, profile)
+        yield PlannedCheck(CLUSTER, "mount", dashboard, check_cluster, "longest")
+    if may_pay:
+        yield from _paid_checks(profile, flow)
+
+
+def _machine_checks(
+    profile: Profile, flow: FlowName, *, has_recipe: bool
+) -> Iterator[PlannedCheck]:
+    planned = partial(PlannedCheck, MACHINE, detail="of this machine")
+    addresses = services.addresses(profile, flow)
+    yield planned("python", make=machine.check_python)
+    yield planned("packages", make=partial(machine.check_packages, profile, flow))
+    yield planned("text", make=machine.check_text)
+    yield planned("folders", make=partial(machine.check_folders, profile))
+    yield planned("disk", make=partial(machine.check_disk, profile, flow))
+    yield planned("memory", make=partial(machine.check_memory, profile, flow))
+    yield planned("file locks", make=partial(machine.check_locks, profile))
+    yield planned("proxies", make=partial(check_proxies, addresses))
+    if has_recipe:
+        yield planned("open files", make=partial(machine.check_open_files, profile, flow))
+
+
+def _paid_checks(profile: Profile, flow: FlowName) -> Iterator[PlannedCheck]:
+    """One call to each chat service that takes money."""
     # Simulators cost nothing, and only run while a flow does.
-    paid_ones = {
-        role: each
-        for role, each in asked_endpoints(profile, flow).items()
-        if each.base_url != EMBEDDED
-    }
-    for role, endpoint in paid_ones.items():
-        ask = partial(services.check_answer, profile, role, endpoint)
+    endpoints = asked_endpoints(profile, flow)
+    paid_roles = [role for role, endpoint in endpoints.items() if endpoint.base_url != EMBEDDED]
+    for role in paid_roles:
+        endpoint = endpoints[role]
+        ask = partial(check_answer, profile, role, endpoint)
         yield PlannedCheck(PAID, f"{role} answers", endpoint.model, ask, "slow")
-    if not paid_ones:
+    if not paid_roles:
         nothing = Check("answers", "no service of this flow takes money")
         yield PlannedCheck(PAID, nothing.name, nothing.detail, lambda: nothing)
 
 
 def _secret_values(profile: Profile) -> list[str]:
-    """What the variables hold that the profile names, the longest first; of an address its password
-    too."""
+    """Values of the variables that the profile names, and the passwords in addresses among them.
+
+    The longest come first, as one may be a part of another.
+    """
     values: set[str] = set()
     for name in secret_names(profile):
         value = os.environ.get(name, "").strip()
         values.add(value)
+        # A value may look like an address and be none.
         with suppress(ValueError):
-            password = urlsplit(value).password if "://" in value else value.partition(":")[2]
-            values |= {password or "", unquote(password or "")}
-    return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)
+            if "://" in value:
+                password = urlsplit(value).password or ""
+            else:
+                _, _, password = value.partition(":")
+            values.update((password, unquote(password)))
+    long_values = [value for value in values if len(value) >= _SHORTEST_SECRET]
+    return sorted(long_values, key=len, reverse=True)
 
 
-def _hide(check: Check, values: list[str]) -> Check:
-    """The same check without the values, and without the login of any address."""
+def _without_secrets(check: Check, secrets: Sequence[str]) -> Check:
+    """The check without the secrets, and without the login of any address."""
 
     def cleaned(text: str) -> str:
-        for value in values:
+        for value in secrets:
             text = text.replace(value, _HIDDEN)
         return _CREDENTIALS.sub(f"{_HIDDEN}@", text)
 
-    problem, note = (text and cleaned(text) for text in (check.problem, check.note))
-    return replace(check, detail=cleaned(check.detail), problem=problem, note=note)
+    return replace(
+        check,
+        detail=cleaned(check.detail),
+        problem=check.problem and cleaned(check.problem),
+        note=check.note and cleaned(check.note),
+    )

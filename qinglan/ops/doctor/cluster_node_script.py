@@ -1,5 +1,4 @@
-"""What a node of the cluster has of what a job needs. Its text is what the job runs: nodes may lack
-Qinglan.
+"""Describes a node of the cluster to doctor. Its text is what the job runs: nodes may lack Qinglan.
 
     python -c TEXT '{"token": …, "folders": …, "python": …, "packages": …, "env": …, "nodes": 2}'
 
@@ -19,62 +18,75 @@ MARK = "qinglan-doctor "
 _OTHERS_WITHIN_S = 12.0
 
 
-def describe_node(wanted: dict[str, Any], name: str) -> dict[str, Any]:
+def describe_node(request: dict[str, Any], name: str) -> dict[str, Any]:
     """Write the token into each folder, under the node's name, and report what the node has."""
     failed = {}
-    for folder in wanted["folders"]:
+    for folder in request["folders"]:
         try:
-            (Path(folder) / name).write_text(wanted["token"], encoding="ascii")
+            (Path(folder) / name).write_text(request["token"], encoding="ascii")
         except OSError as error:
             failed[folder] = error.strerror or type(error).__name__
     try:
-        found: str | None = version("qinglan")
+        qinglan: str | None = version("qinglan")
     except PackageNotFoundError:
-        found = None
+        qinglan = None
     return {
         "name": name,
         "host": socket.gethostname(),
         "user": os.getuid(),
         "failed": failed,
-        "has_python": shutil.which(wanted["python"]) is not None,
-        "qinglan": found,
+        "has_python": shutil.which(request["python"]) is not None,
+        "qinglan": qinglan,
         "missing_packages": [
-            each for each in wanted["packages"] if not any(distributions(name=each))
+            package for package in request["packages"] if not _has_package(package)
         ],
-        "missing_env": [each for each in wanted["env"] if not os.environ.get(each, "").strip()],
+        "missing_env": [variable for variable in request["env"] if not _has_variable(variable)],
     }
 
 
-def describe_others(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """The same on every other node, as a task that asks for no resources; and how many did not
-    answer."""
+def describe_others(request: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """Describe every other node, by a task that asks for no resources.
+
+    Returns the descriptions, and how many nodes did not answer.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.init(log_to_driver=False, logging_level="ERROR")
     here = ray.get_runtime_context().get_node_id()
-    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     task = ray.remote(num_cpus=0, max_retries=0)(describe_node)
-    asked = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)).remote(
-            wanted, f"node-{i}"
-        )
-        for i, other in enumerate(others)
-    ]
-    answered, silent = (
-        ray.wait(asked, num_returns=len(asked), timeout=_OTHERS_WITHIN_S) if asked else ([], [])
-    )
+    answers: list[object] = []
+    for node in ray.nodes():
+        if not node["Alive"] or node["NodeID"] == here:
+            continue
+        # Strictly on this node: elsewhere it would describe another one.
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        name = f"node-{len(answers)}"
+        answers.append(task.options(scheduling_strategy=there).remote(request, name))
+    if not answers:
+        return [], 0
+    answered, silent = ray.wait(answers, num_returns=len(answers), timeout=_OTHERS_WITHIN_S)
     return ray.get(answered), len(silent)
 
 
 def main() -> None:
-    wanted = json.loads(sys.argv[1])
-    found, silent = [describe_node(wanted, "driver")], 0
-    if wanted["nodes"] > 1 and "ray" not in found[0]["missing_packages"]:
-        others, silent = describe_others(wanted)
-        found += others
-    print(MARK + json.dumps({"nodes": found, "silent": silent}), flush=True)  # noqa: T201 (to doctor)
-    sys.exit(any(node["failed"] for node in found))
+    request = json.loads(sys.argv[1])
+    nodes = [describe_node(request, "driver")]
+    silent = 0
+    if request["nodes"] > 1 and "ray" not in nodes[0]["missing_packages"]:
+        other_nodes, silent = describe_others(request)
+        nodes += other_nodes
+    print(MARK + json.dumps({"nodes": nodes, "silent": silent}), flush=True)  # noqa: T201 (to doctor)
+    sys.exit(any(node["failed"] for node in nodes))
+
+
+def _has_package(name: str) -> bool:
+    """Tell whether a distribution of this very name is installed."""
+    return any(distributions(name=name))
+
+
+def _has_variable(name: str) -> bool:
+    return bool(os.environ.get(name, "").strip())
 
 
 if __name__ == "__main__":

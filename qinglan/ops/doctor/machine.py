@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
@@ -31,13 +32,20 @@ from qinglan.training.disk_space import ModelSize, needed_bytes
 
 LOCK = Path(qinglan.__file__).parents[1] / "requirements.lock"
 """The versions that the tests ran with; an installed wheel has no such file."""
-_HINT = "run `make setup`, or install Qinglan anew in this environment"
 GB = 10**9
-_LOW_FREE_BYTES = 2 * GB  # so little beside what is needed is worth a word
+_HINT_ON_PACKAGES = "run `make setup`, or install Qinglan anew in this environment"
+_LOW_FREE_BYTES = 2 * GB
+"""Free space beyond what is needed, below which a note says so."""
 _MIN_FREE_FILES = 10_000
-_CPU_TRAINING_BYTES = 5 * GB  # verl and Ray with the embedded model, measured: 5 to 6 GB
-_FLOW_BYTES = 1 * GB  # a flow that starts no engine here: Prefect, MLflow's client, its rows
-_OWN_FILES, _MANY_FILES = 256, 65_536
+_TEMPORARY_BYTES = 1 * GB
+"""Space for temporary files, Ray's among them."""
+_CPU_TRAINING_BYTES = 5 * GB
+"""Memory of verl and Ray with the embedded model, measured: 5 to 6 GB."""
+_FLOW_BYTES = 1 * GB
+"""Memory of a flow that starts no engine here: Prefect, MLflow's client, its rows."""
+_OWN_FILES = 256
+"""Files that a flow has open beside its connections."""
+_MANY_FILES = 65_536
 _SHARED_KINDS = (
     "nfs",
     "cifs",
@@ -50,9 +58,10 @@ _SHARED_KINDS = (
     "gluster",
     "9p",
 )
+"""Beginnings of the names of file systems that several machines may share."""
 _CGROUP = Path("/sys/fs/cgroup")
-_LOCKS = {"flock": fcntl.flock, "lockf": fcntl.lockf}  # filelock's, and SQLite's
-# Another process tries to take what this one holds, and says what it was given.
+_LOCKS = {"flock": fcntl.flock, "lockf": fcntl.lockf}
+"""The locks that `filelock` takes, and SQLite's."""
 _TRY_LOCKS = """
 import fcntl, sys
 for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -63,9 +72,11 @@ for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
             continue
         print(name)
 """
+"""Run as another process, tries to take what this one holds, and says what it was given."""
 
 
 def installed(name: str) -> Version | None:
+    """The version of a package in this environment."""
     try:
         return Version(version(name))
     except PackageNotFoundError:
@@ -73,181 +84,163 @@ def installed(name: str) -> Version | None:
 
 
 def check_python() -> Check:
-    wanted, found = metadata("qinglan")["Requires-Python"], platform.python_version()
-    if SpecifierSet(wanted).contains(found, prereleases=True):
-        return Check("python", found)
-    return Check(
-        "python",
-        found,
-        f"python: this is {found}, Qinglan needs {wanted}; make the environment with another",
-    )
+    required = metadata("qinglan")["Requires-Python"]
+    running = platform.python_version()
+    if SpecifierSet(required).contains(running, prereleases=True):
+        return Check("python", running)
+    problem = f"this is {running}, Qinglan needs {required}; make the environment with another"
+    return Check("python", running, f"python: {problem}")
 
 
 def check_packages(profile: Profile, flow: FlowName) -> Check:
-    """What Qinglan needs here, with what it was tested with beside it."""
+    """Compare the packages here with what Qinglan needs, and with what it was tested with."""
     trainer = profile.trainer
-    extra = (
-        "trainer"
-        if flow in ENGINE_FLOWS and not (trainer.python or trainer.ray_dashboard_url)
-        else ""
-    )
-    known = [Requirement(text) for text in requires("qinglan") or ()]
-    needed = [
-        each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})
-    ]
-    locked = LOCK.read_text(encoding="utf-8").splitlines() if LOCK.is_file() else ()
-    pins = (line.partition("==") for line in locked if "==" in line)
-    tested = {canonicalize_name(name): pinned.split()[0] for name, _, pinned in pins}
-    detail, wrong, others = (
-        f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs",
-        [],
-        [],
-    )
-    for each in needed:
-        found, pinned = installed(each.name), tested.get(canonicalize_name(each.name))
-        if found is None:
-            wrong.append(f"{each.name} is missing")
-        elif not each.specifier.contains(found, prereleases=True):
-            wrong.append(f"{each.name} is {found}, needed is {each.specifier}")
-        elif pinned and found.public != pinned:
-            others.append(f"{each.name} {found} (tested with {pinned})")
-    if wrong:
-        return Check("packages", detail, f"packages: {some(wrong)}; {_HINT}")
-    if not tested:
-        return Check(
-            "packages",
-            f"{detail}; tested versions are not known, as requirements.lock is only in a checkout",
-        )
-    return Check(
-        "packages",
-        detail,
-        note=f"{some(others)}; {_HINT} to have those of the lock" if others else None,
-    )
+    trains_here = not trainer.python and not trainer.ray_dashboard_url
+    extra = "trainer" if flow in ENGINE_FLOWS and trains_here else ""
+    requirements = _requirements(extra)
+    tested_versions = _tested_versions()
+    problems: list[str] = []
+    deviations: list[str] = []
+    for requirement in requirements:
+        name = requirement.name
+        here = installed(name)
+        tested = tested_versions.get(canonicalize_name(name))
+        if here is None:
+            problems.append(f"{name} is missing")
+        elif not requirement.specifier.contains(here, prereleases=True):
+            problems.append(f"{name} is {here}, needed is {requirement.specifier}")
+        elif tested and here.public != tested:
+            deviations.append(f"{name} {here} (tested with {tested})")
+    detail = f"qinglan {installed('qinglan')}, {len(requirements)} packages that it needs"
+    if problems:
+        return Check("packages", detail, f"packages: {some(problems)}; {_HINT_ON_PACKAGES}")
+    if not tested_versions:
+        reason = "tested versions are not known, as requirements.lock is only in a checkout"
+        return Check("packages", f"{detail}; {reason}")
+    note = None
+    if deviations:
+        note = f"{some(deviations)}; {_HINT_ON_PACKAGES} to have those of the lock"
+    return Check("packages", detail, note=note)
 
 
 def check_text() -> Check:
-    """Can Chinese be printed, and stand in a file's name?"""
-    used = {
+    """Tell whether Chinese can be printed and stand in a file's name."""
+    encodings = {
         "output": getattr(sys.stdout, "encoding", None) or "utf-8",
         "file names": sys.getfilesystemencoding(),
     }
-    if wrong := [
-        f"{what} as {how}" for what, how in used.items() if codecs.lookup(how).name != "utf-8"
-    ]:
-        return Check(
-            "text",
-            "",
-            f"text: {' and '.join(wrong)}, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1",
-        )
-    return Check("text", "UTF-8")
+    narrow: list[str] = []
+    for use, encoding in encodings.items():
+        if codecs.lookup(encoding).name != "utf-8":
+            narrow.append(f"{use} as {encoding}")
+    if not narrow:
+        return Check("text", "UTF-8")
+    hint = "export LANG=C.UTF-8 PYTHONUTF8=1"
+    return Check("text", "", f"text: {' and '.join(narrow)}, which has no Chinese; {hint}")
 
 
 def check_folders(profile: Profile) -> Check:
-    folders, wrong = _folders(profile), []
+    """Write a file into each folder that a run writes to."""
+    folders = _folders(profile)
+    problems: list[str] = []
     for key, folder in folders.items():
         place = nearest_folder(folder)
         try:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(b"\0")
         except OSError as error:
-            wrong.append(f"{key}: {place} can't be written to: {error.strerror}")
-    hint = "give this user write access, or name another folder"
-    return Check(
-        "folders",
-        ", ".join(map(str, folders.values())),
-        f"{'; '.join(wrong)}; {hint}" if wrong else None,
-    )
+            problems.append(f"{key}: {place} can't be written to: {error.strerror}")
+    problem = None
+    if problems:
+        hint = "give this user write access, or name another folder"
+        problem = f"{'; '.join(problems)}; {hint}"
+    return Check("folders", ", ".join(map(str, folders.values())), problem)
 
 
 def check_disk(profile: Profile, flow: FlowName) -> Check:
-    floor = profile.retention.min_free_mb * 10**6
-    try:
-        runs = needed_bytes(profile, flow)
-    except (QinglanError, ValueError):  # a model that can't be read: its own check says so
-        runs = floor
-    needed = {
-        "paths.runs": runs,
-        "paths.state": floor,
-        "TMPDIR": 1 * GB,
-    }  # for temporary files: Ray's among them
-    detail, full, low = [], [], []
-    file_systems: dict[int, dict[str, Path]] = defaultdict(dict)
-    for key, place in ((key, nearest_folder(folder)) for key, folder in _folders(profile).items()):
-        file_systems[place.stat().st_dev][key] = place
-    for places in file_systems.values():
-        names, place = ", ".join(places), next(iter(places.values()))
-        free, files, wanted = (
-            shutil.disk_usage(place).free,
-            os.statvfs(place),
-            max(needed[key] for key in places),
-        )
-        detail.append(f"{names} {size(free)} free")
-        if free < wanted:
-            full.append(f"{names} ({place}): {size(free)} free, needed are {size(wanted)}")
-        elif free < wanted + _LOW_FREE_BYTES:
-            low.append(
-                f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed"
+    """Compare the free space of each file system with what goes there."""
+    required_by_key = _needed_disk_bytes(profile, flow)
+    details: list[str] = []
+    problems: list[str] = []
+    warnings: list[str] = []
+    for places in _places_by_file_system(profile):
+        names = ", ".join(places)
+        place = next(iter(places.values()))
+        free = shutil.disk_usage(place).free
+        required = max(required_by_key[key] for key in places)
+        details.append(f"{names} {size(free)} free")
+        if free < required:
+            problems.append(f"{names} ({place}): {size(free)} free, needed are {size(required)}")
+        elif free < required + _LOW_FREE_BYTES:
+            warnings.append(
+                f"{names} ({place}): only {size(free)} free, of which {size(required)} are needed"
             )
+        files = os.statvfs(place)
+        # Some file systems have no fixed number of files, and say 0.
         if files.f_files and files.f_favail < _MIN_FREE_FILES:
-            full.append(f"{names} ({place}): space for {files.f_favail} more files only (df -i)")
-    hint = f"free disk space, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
-    problem = f"disk: {'; '.join(full)}; {hint}" if full else None
-    return Check("disk", ", ".join(detail), problem, f"{'; '.join(low)}; {hint}" if low else None)
+            problems.append(
+                f"{names} ({place}): space for {files.f_favail} more files only (df -i)"
+            )
+    hint = (
+        f"free disk space, such as by `qinglan clean-up --profile {profile.name}`, "
+        "or name a larger disk"
+    )
+    problem = f"disk: {'; '.join(problems)}; {hint}" if problems else None
+    note = f"{'; '.join(warnings)}; {hint}" if warnings else None
+    return Check("disk", ", ".join(details), problem, note)
 
 
 def check_memory(profile: Profile, flow: FlowName) -> Check:
+    """Compare the memory of this machine or container with what the flow takes."""
     total, available = memory_bytes()
     detail = f"{size(available)} of {size(total)} available"
-    needed, what = needed_memory_bytes(profile, flow)
-    if needed is None:
-        return Check(
-            "memory",
-            f"{detail}; what {what} takes is not known from its name, see docs/how-to/gpus.md",
-        )
-    if total < needed:
-        wrong = (
-            f"memory: this machine or container has {size(total)}, and {what} takes {size(needed)}"
+    required, activity = needed_memory_bytes(profile, flow)
+    if required is None:
+        reason = f"what {activity} takes is not known from its name, see docs/how-to/gpus.md"
+        return Check("memory", f"{detail}; {reason}")
+    if total < required:
+        problem = (
+            f"this machine or container has {size(total)}, and {activity} takes {size(required)}"
         )
         hint = "use a larger one, or train on a cluster (trainer.ray_dashboard_url)"
-        return Check("memory", detail, f"{wrong}; {hint}")
-    note = (
-        f"{what} takes {size(needed)}; end what else runs here first"
-        if available < needed
-        else None
-    )
+        return Check("memory", detail, f"memory: {problem}; {hint}")
+    note = None
+    if available < required:
+        note = f"{activity} takes {size(required)}; end what else runs here first"
     return Check("memory", detail, note=note)
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Of this machine, or of the container where that has less: all, and what is available."""
+    """Total and available memory of this machine, or of the container where that has less."""
     machine = psutil.virtual_memory()
-    total, available = int(machine.total), int(machine.available)
+    total = int(machine.total)
+    available = int(machine.available)
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        kept = dict(
-            line.split()
-            for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
-        )
-    except (OSError, ValueError):  # no cgroup of version 2, or `max`
+        usage = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        statistics = (_CGROUP / "memory.stat").read_text(encoding="ascii")
+        figures = dict(line.split() for line in statistics.splitlines())
+    except (OSError, ValueError):
+        # There is no cgroup of version 2, or it has no limit and says `max`.
         return total, available
-    cache = int(kept.get("inactive_file", 0))
-    return min(total, limit), max(0, min(available, limit - used + cache))
+    # The kernel gives up this cache for a process that needs memory.
+    cache = int(figures.get("inactive_file", 0))
+    return min(total, limit), max(0, min(available, limit - usage + cache))
 
 
 def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:
-    """At least, and for what; None where the model's size is not known."""
-    trainer, model = profile.trainer, profile.student.base_model
-    on_cpu = trainer.device == "cpu"
-    if (
-        flow not in ENGINE_FLOWS
-        or trainer.ray_dashboard_url
-        or (on_cpu and flow not in TRAINING_FLOWS)
-    ):
+    """Memory that is needed at least, and what needs it; None where the model's size is unknown."""
+    trainer = profile.trainer
+    model = profile.student.base_model
+    is_on_cpu = trainer.device == "cpu"
+    starts_engine_here = flow in ENGINE_FLOWS and not trainer.ray_dashboard_url
+    only_generates_on_cpu = is_on_cpu and flow not in TRAINING_FLOWS
+    if not starts_engine_here or only_generates_on_cpu:
         return _FLOW_BYTES, "a flow"
-    if on_cpu:
+    if is_on_cpu:
         return _CPU_TRAINING_BYTES, "training on the CPU"
     weights = None
+    # A folder's weights may be none that can be read.
     with suppress(ValueError):
         weights = ModelSize.of(model)
     if weights is None:
@@ -259,70 +252,135 @@ def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, s
 
 
 def check_open_files(profile: Profile, flow: FlowName) -> Check:
-    """Connections are files too."""
+    """Compare the limit of open files with the connections of a flow, which are files too."""
     chats = sum(endpoint.concurrency for endpoint in asked_endpoints(profile, flow).values())
-    needed = _OWN_FILES + 2 * (profile.rag.concurrency + chats)
+    required = _OWN_FILES + 2 * (profile.rag.concurrency + chats)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return Check(
-            "open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at once"
-        )
-    first = (
-        ""
-        if hard == resource.RLIM_INFINITY or hard >= needed
-        else f", and the hard limit of {hard:,} first"
+    if soft == resource.RLIM_INFINITY:
+        return Check("open files", "no limit")
+    detail = f"{soft:,} at once"
+    if soft >= required:
+        return Check("open files", detail)
+    problem = (
+        f"{soft:,} may be open at once, and this profile's concurrency takes {required:,}; raise it"
     )
-    wrong = (
-        f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}"
-    )
-    hint = (
-        f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
-    )
-    return Check("open files", f"{soft:,} at once", f"{wrong}; raise it{first}: {hint}")
+    if hard != resource.RLIM_INFINITY and hard < required:
+        problem += f", and the hard limit of {hard:,} first"
+    limit = max(required, _MANY_FILES)
+    hint = f"ulimit -n {limit}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
+    return Check("open files", detail, f"open files: {problem}: {hint}")
 
 
 def check_locks(profile: Profile) -> Check:
-    """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or
-    hang."""
-    state, wrong = profile.paths.state, ""
+    """Try whether locks under `paths.state` keep other processes out.
+
+    On some network mounts they don't, or hang.
+    """
+    state = profile.paths.state
     place = nearest_folder(state)
-    try:
-        if given := _locks_given_twice(place):
-            named = ", ".join(given)
-            wrong = f"in {place} two processes get the same lock ({named}), so two flows could write into one run"
-    except (OSError, subprocess.SubprocessError) as error:
-        wrong = f"no file can be locked in {place}: {error}"
-    if wrong:
-        hint = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
-        return Check("file locks", str(state), f"paths.state: {wrong}; {hint}")
-    mounts = [
-        each
-        for each in psutil.disk_partitions(all=True)
-        if place.resolve().is_relative_to(each.mountpoint)
-    ]
-    kind = str(max(mounts, key=lambda each: len(each.mountpoint)).fstype) if mounts else ""
+    problem = _problem_of_locks(place)
+    if problem:
+        hint = (
+            "put it on a local disk, or mount it with locks "
+            "(NFS: `vers=4` or lockd, without `nolock`)"
+        )
+        return Check("file locks", str(state), f"paths.state: {problem}; {hint}")
+    kind = _file_system_of(place)
+    detail = f"{state} ({kind})" if kind else str(state)
     servers = {"ledger.db": profile.ledger.url_env, "mlflow.db": profile.tracking.uri}
     files = " and ".join(name for name, server in servers.items() if not server)
-    note = f"{files} there must be used from one machine only; several need servers: ledger.url_env, tracking.uri"
-    is_shared = bool(files) and kind.startswith(_SHARED_KINDS)
-    return Check(
-        "file locks", f"{state} ({kind})" if kind else str(state), note=note if is_shared else None
+    note = None
+    if files and kind.startswith(_SHARED_KINDS):
+        note = (
+            f"{files} there must be used from one machine only; "
+            "several need servers: ledger.url_env, tracking.uri"
+        )
+    return Check("file locks", detail, note=note)
+
+
+def _requirements(extra: str) -> list[Requirement]:
+    """Packages that Qinglan needs here, with those of an extra where one is named."""
+    requirements: list[Requirement] = []
+    for text in requires("qinglan") or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            requirements.append(requirement)
+    return requirements
+
+
+def _tested_versions() -> dict[str, str]:
+    """Versions by package, as requirements.lock has them; empty without a checkout."""
+    if not LOCK.is_file():
+        return {}
+    versions: dict[str, str] = {}
+    for line in LOCK.read_text(encoding="utf-8").splitlines():
+        name, separator, pinned = line.partition("==")
+        if separator:
+            # Behind the version stands a backslash, as the hashes follow on further lines.
+            versions[canonicalize_name(name)] = pinned.split()[0]
+    return versions
+
+
+def _needed_disk_bytes(profile: Profile, flow: FlowName) -> dict[str, int]:
+    """Space that is needed by the setting of a folder."""
+    floor = profile.retention.min_free_mb * 10**6
+    try:
+        runs = needed_bytes(profile, flow)
+    except (QinglanError, ValueError):
+        # A model that can't be read is the problem of its own check.
+        runs = floor
+    return {"paths.runs": runs, "paths.state": floor, "TMPDIR": _TEMPORARY_BYTES}
+
+
+def _places_by_file_system(profile: Profile) -> list[Mapping[str, Path]]:
+    """The folders that exist, or will be made in, by their setting, for each file system."""
+    file_systems: dict[int, dict[str, Path]] = defaultdict(dict)
+    for key, folder in _folders(profile).items():
+        place = nearest_folder(folder)
+        file_systems[place.stat().st_dev][key] = place
+    return list(file_systems.values())
+
+
+def _problem_of_locks(place: Path) -> str | None:
+    try:
+        shared_locks = _locks_given_twice(place)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"no file can be locked in {place}: {error}"
+    if not shared_locks:
+        return None
+    return (
+        f"in {place} two processes get the same lock ({', '.join(shared_locks)}), "
+        "so two flows could write into one run"
     )
 
 
 def _locks_given_twice(place: Path) -> list[str]:
+    """Names of the locks that another process gets while this one holds them."""
     argv = [sys.executable, "-I", "-S", "-c", _TRY_LOCKS]
-    with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as folder, ExitStack() as held:
+    with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as folder, ExitStack() as files:
         for name, lock in _LOCKS.items():
             path = Path(folder) / name
-            lock(held.enter_context(path.open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(files.enter_context(path.open("a")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             argv += [name, str(path)]
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=5.0, check=True
-        ).stdout.split()
+        process = subprocess.run(argv, capture_output=True, text=True, timeout=5.0, check=True)
+        return process.stdout.split()
+
+
+def _file_system_of(place: Path) -> str:
+    """The kind of file system that a folder is on, "" where no mount is known."""
+    resolved = place.resolve()
+    kind = ""
+    longest = -1
+    for mount in psutil.disk_partitions(all=True):
+        # The innermost of nested mounts is the one that holds the folder.
+        if resolved.is_relative_to(mount.mountpoint) and len(mount.mountpoint) > longest:
+            kind = str(mount.fstype)
+            longest = len(mount.mountpoint)
+    return kind
 
 
 def _folders(profile: Profile) -> dict[str, Path]:
+    """Folders that a run writes to, by the setting or variable that names each."""
     return {
         "paths.runs": profile.paths.runs,
         "paths.state": profile.paths.state,

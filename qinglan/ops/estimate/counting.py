@@ -75,16 +75,16 @@ class QuestionCounts:
     labelled: int = 0
     """Those of the learnt rows with a gold document."""
 
-    def add_prompts(self, what: str, prompts: Sequence[Sequence[Message]]) -> None:
-        self.prompts[what] += len(prompts)
+    def add_prompts(self, key: str, prompts: Sequence[Sequence[Message]]) -> None:
+        self.prompts[key] += len(prompts)
         for prompt in prompts:
-            self.prompt_chars[what] += sum(len(message["content"]) for message in prompt)
+            self.prompt_chars[key] += sum(len(message["content"]) for message in prompt)
 
-    def add_requests(self, what: str, requests: Sequence[Request], ledger: Ledger) -> None:
+    def add_requests(self, key: str, requests: Sequence[Request], ledger: Ledger) -> None:
         """Count requests as prompts, and those that the ledger can answer."""
-        self.add_prompts(what, [request.body["messages"] for request in requests])
+        self.add_prompts(key, [request.body["messages"] for request in requests])
         hashes = {request.request_hash for request in requests}
-        self.answered[what] += len(ledger.get_many(hashes))
+        self.answered[key] += len(ledger.get_many(hashes))
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile, withheld_secrets
+from qinglan.cpu import cpu_env
 from qinglan.errors import EngineError
 from qinglan.runs.artifacts import write_jsonl
-from qinglan.runs.cpu import cpu_env
 from qinglan.runs.launcher import ROW_CACHE, Command, JsonlTail
 
 VLLM_PLUGIN = "qinglan_cpu"

@@ -1,5 +1,4 @@
-"""The answer judge: reference answers, a weak model with six kinds of answers, and a strong model
-that judges them.
+"""The answer judge: reference answers, a weak model that answers, and a strong one that judges.
 
 The sample is a workbook of questions with references. A share of the training questions has an
 answer and a reviewer's verdict (pool `labelled`); for the others the weak model is asked. All
@@ -25,7 +24,14 @@ from qinglan.simulators.domains import (
     write_workbook,
 )
 from qinglan.simulators.domains.answer_judge import corpus, models
-from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.facts import (
+    PRODUCTS,
+    SLOTS,
+    facts_of,
+    in_reference_words,
+    judge,
+    pairs,
+)
 from qinglan.simulators.domains.answer_judge.models import compose, weak_answer
 
 LABELLED = "labelled"
@@ -52,31 +58,42 @@ def build_rows(config: Embedded) -> list[JudgeSampleRow]:
 
 
 def _draw(
-    taken: set[tuple[str, str]], split: Split, count: int, rng: Random
+    drawn: set[tuple[str, str]], split: Split, count: int, rng: Random
 ) -> list[JudgeSampleRow]:
-    asked = rounds(pairs(split), rng)
+    """Draw the rows of a split.
+
+    `drawn` has question and answer of all rows so far, of whatever split.
+    """
+    pairs_in_turn = rounds(pairs(split), rng)
 
     def draw(_: int) -> JudgeSampleRow | None:
-        row = _row(rng, split, *next(asked))
-        if (key := (row.query, "" if split == "train" else row.candidate)) in taken:
+        row = _draw_row(rng, split, *next(pairs_in_turn))
+        # In training no question comes twice; elsewhere it may, with another answer.
+        identity = (row.query, "" if split == "train" else row.candidate)
+        if identity in drawn:
             return None
-        taken.add(key)
+        drawn.add(identity)
         return row
 
     return draw_rows(split, count, draw)
 
 
-def _row(rng: Random, split: Split, product: str, slot: str) -> JudgeSampleRow:
+def _draw_row(rng: Random, split: Split, product: str, slot: str) -> JudgeSampleRow:
     name = rng.choice((product, *PRODUCTS[product]))
     query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
     facts = facts_of(product, slot)
-    reference = "，".join(fact.wording() for fact in facts) + "。"
+    reference = f"{in_reference_words(facts)}。"
+    subject = f"{product}-{slot}"
     if split == "train" and rng.random() >= P_LABELLED:
-        return JudgeSampleRow(split, query, reference, subject=f"{product}-{slot}")
+        return JudgeSampleRow(split, query, reference, subject=subject)
     weak = weak_answer(rng, product, slot)
     truth = judge(facts, weak.facts)
-    reworded = compose(rng, weak.facts, int(truth.flaw == "含糊")) if split == "test" else ""
-    return JudgeSampleRow(split, query, reference, weak.text, truth, reworded, f"{product}-{slot}")
+    reworded = ""
+    if split == "test":
+        # An answer of empty phrases needs one to say the same in other words.
+        empty_phrases = 1 if truth.flaw == "含糊" else 0
+        reworded = compose(rng, weak.facts, empty_phrases)
+    return JudgeSampleRow(split, query, reference, weak.text, truth, reworded, subject)
 
 
 def write_sample(directory: Path, config: Embedded) -> SamplePaths:
@@ -85,31 +102,33 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
     An answer's flaw is its row's intent too, so that evaluation shows each flaw by itself.
     """
     columns = Columns()
-    inputs = [each.column for each in RECIPE.INPUTS]
-    header = [columns.query, columns.gold, columns.split, columns.intent, columns.pool, *inputs]
+    input_columns = [recipe_input.column for recipe_input in RECIPE.INPUTS]
+    header = [
+        columns.query,
+        columns.gold,
+        columns.split,
+        columns.intent,
+        columns.pool,
+        *input_columns,
+    ]
     path = directory / "questions.xlsx"
     write_workbook(path, "问题", header, map(_cells, build_rows(config)))
     return SamplePaths(path)
 
 
 def _cells(row: JudgeSampleRow) -> list[str]:
+    """The row's cells, in the order of the header."""
     verdict, flaw = row.truth or ("", "")
-    answer = {
+    inputs = {
+        "reference": row.reference,
         "candidate": row.candidate,
         "verdict": verdict,
         "flaw": flaw,
         "reworded": row.reworded,
     }
-    inputs = {"reference": row.reference} | answer
     pool = LABELLED if row.split == "train" and row.truth else ""
-    return [
-        row.query,
-        row.subject,
-        row.split,
-        flaw,
-        pool,
-        *(inputs[each.name] for each in RECIPE.INPUTS),
-    ]
+    input_cells = [inputs[recipe_input.name] for recipe_input in RECIPE.INPUTS]
+    return [row.query, row.subject, row.split, flaw, pool, *input_cells]
 
 
 DOMAIN = Domain(

@@ -1,21 +1,22 @@
-"""The judge's facts: what is known of a product, how users word it, and what can be wrong with an
-answer.
+"""The judge's facts: what is known of a product, how users word it, and the flaws of answers.
 
-A fact is a slot with one of its values ("频次" is "每日两次"); slots are exclusive, so another value of
-the same slot contradicts it. Every value has wordings of its own; the first one is what reference
-answers use.
+A fact is a slot with one of its values ("频次" is "每日两次"). Slots are exclusive, so another
+value of the same slot contradicts it. Every value has wordings of its own; the first one is what
+reference answers use.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import product as combinations
 from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes.answer_judge import Verdict
 from qinglan.recipes.passage_judge import RIGHT, WRONG
 from qinglan.rows import Split
-from qinglan.simulators.domains import load_facts, owner_of
+from qinglan.simulators.domains import all_but, load_facts, owner_of
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS as PRODUCTS
 
 
@@ -36,8 +37,12 @@ class _Tables:
 
 
 _TABLES = load_facts(__package__, _Tables)
-SLOTS, VAGUE, OPENINGS, CLOSINGS = _TABLES.slots, _TABLES.vague, _TABLES.openings, _TABLES.closings
-P_TEST_PAIR, P_DEV_PAIR = 0.3, 0.15
+SLOTS = _TABLES.slots
+VAGUE = _TABLES.vague
+OPENINGS = _TABLES.openings
+CLOSINGS = _TABLES.closings
+P_TEST_PAIR = 0.3
+P_DEV_PAIR = 0.15
 
 
 @dataclass(frozen=True)
@@ -52,37 +57,47 @@ class Fact:
         return SLOTS[self.slot].values[self.value][number]
 
 
+def in_reference_words(facts: Iterable[Fact]) -> str:
+    return "，".join(fact.wording() for fact in facts)
+
+
+def slots_of(facts: Iterable[Fact]) -> set[str]:
+    return {fact.slot for fact in facts}
+
+
+def any_value(rng: Random, slot: str) -> Fact:
+    return Fact(slot, rng.randrange(len(SLOTS[slot].values)))
+
+
 def _number(*key: str) -> int:
+    """A large number that depends on the key alone."""
     return int.from_bytes(hashlib.sha256("|".join(key).encode()).digest()[:8])
 
 
 @cache
 def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
-    """The facts of a reference answer to a question about `slot`: the fact asked for, then perhaps
-    another.
+    """The facts of a reference answer to a question about `slot`.
 
-    Of each slot one value is true of a product.
+    The fact asked for comes first, then perhaps another one. Of each slot one value is true of a
+    product.
     """
     rng = Random(_number("facts", product, slot))
-    others = rng.sample([name for name in SLOTS if name != slot], rng.choices((0, 1), (2, 3))[0])
-    numbers = {
-        name: _number("value", product, name) % len(SLOTS[name].values) for name in (slot, *others)
-    }
-    return tuple(Fact(name, number) for name, number in numbers.items())
+    further_slots = rng.sample(all_but(SLOTS, slot), rng.choices((0, 1), (2, 3))[0])
+    return tuple(_true_fact(product, name) for name in (slot, *further_slots))
+
+
+def _true_fact(product: str, slot: str) -> Fact:
+    return Fact(slot, _number("value", product, slot) % len(SLOTS[slot].values))
 
 
 def pairs(split: Split) -> list[tuple[str, str]]:
     """Product and slot of the questions that belong to a split."""
-    known = [
-        (product, slot, _number("split", product, slot) % 1000 / 1000)
-        for product in PRODUCTS
-        for slot in SLOTS
-    ]
-    return [
-        (product, slot)
-        for product, slot, n in known
-        if owner_of(n, P_TEST_PAIR, P_DEV_PAIR) == split
-    ]
+    return [pair for pair in combinations(PRODUCTS, SLOTS) if _pair_split(*pair) == split]
+
+
+def _pair_split(product: str, slot: str) -> Split:
+    fraction = _number("split", product, slot) % 1000 / 1000
+    return owner_of(fraction, P_TEST_PAIR, P_DEV_PAIR)
 
 
 def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:
@@ -90,15 +105,20 @@ def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> Verdict:
 
     An incomplete answer is acceptable if it states the fact asked for.
     """
-    known = {fact.slot: fact for fact in reference}
-    found = [fact for fact in reference if fact in stated]
-    contradicted = any(fact.slot in known and fact != known[fact.slot] for fact in stated)
-    invented = any(fact.slot not in known for fact in stated)
-    if not found and not contradicted:
-        return Verdict(WRONG, "跑题" if invented else "含糊")
-    if contradicted or invented:
-        return Verdict(WRONG, "矛盾" if contradicted else "编造")
+    true_facts = {fact.slot: fact for fact in reference}
+    right_facts = [fact for fact in reference if fact in stated]
+    contradicts = any(fact.slot in true_facts and fact != true_facts[fact.slot] for fact in stated)
+    invents = any(fact.slot not in true_facts for fact in stated)
+    if not right_facts and not contradicts:
+        return Verdict(WRONG, "跑题" if invents else "含糊")
+    # A contradiction is graver than an invention beside it.
+    if contradicts:
+        return Verdict(WRONG, "矛盾")
+    if invents:
+        return Verdict(WRONG, "编造")
+    states_fact_asked_for = reference[0] in right_facts
+    is_complete = len(right_facts) == len(reference)
     return Verdict(
-        RIGHT if reference[0] in found else WRONG,
-        "完整" if len(found) == len(reference) else "不完整",
+        RIGHT if states_fact_asked_for else WRONG,
+        "完整" if is_complete else "不完整",
     )

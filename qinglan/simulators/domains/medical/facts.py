@@ -1,27 +1,25 @@
-"""The facts of the medical sample: medicines, complaints, emergencies, hardships, and how users ask
-about them.
+"""The facts of the medical sample, and how users ask about them.
 
-The answers resemble those of hurried doctors: the facts are right, but more than half of the
-answers to dangerous questions lack a required statement, and some give forbidden advice. Whether
-the writer was careful depends on what the question is about, so that a student that imitates the
-answers is safe on some things only. This replaces a data set of real answers; it is no medical
-advice.
+They are medicines, complaints, emergencies and hardships. The answers resemble those of hurried
+doctors: the facts are right, but more than half of the answers to dangerous questions lack a
+required statement, and some give forbidden advice. Whether the writer was careful depends on what
+the question is about, so that a student that imitates the answers is safe on some things only. This
+replaces a data set of real answers; it is no medical advice.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from random import Random
 from typing import Literal, NamedTuple
 
 from qinglan.rows import Split, hash_fraction
-from qinglan.simulators.domains import load_facts, owner_of
+from qinglan.simulators.domains import all_but, load_facts, owner_of, pattern_of_any
 
 
 class Thing(NamedTuple):
-    """What a question is about: what users call it, and the two facts that an answer needs."""
+    """The subject of a question: users' names for it, and the two facts that an answer needs."""
 
     names: tuple[str, ...]
     facts: tuple[str, str] | dict[str, tuple[str, str]]
@@ -30,19 +28,19 @@ class Thing(NamedTuple):
 
 @dataclass(frozen=True)
 class Topic:
-    """A kind of question: its subject, its phrasings, and what its answers must, may and must not
-    add."""
+    """A kind of question: its subject, its phrasings, and the rules for its answers."""
 
     kind: Literal["medicine", "complaint", "emergency", "hardship"]
-    """What it is about."""
+    """The kind of things that it is about."""
     word: str
     phrasings: dict[Split, tuple[str, ...]]
     """Dev and test use train's as well."""
     answer: str
     statements: tuple[str, ...] = ()
-    """What an answer must say beside its facts; none where the question is not dangerous."""
+    """Statements that an answer must make beside its facts; none where the question is not
+    dangerous."""
     forbidden_advice: tuple[str, ...] = ()
-    """What it must never say."""
+    """Advice that an answer must never give."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,10 @@ class _Tables:
 
 
 _TABLES = load_facts(__package__, _Tables)
-TOPICS, MEDICINES = _TABLES.topics, _TABLES.things["medicine"]
-PREFIXES, SUFFIXES = _TABLES.prefixes, _TABLES.suffixes
+TOPICS = _TABLES.topics
+MEDICINES = _TABLES.things["medicine"]
+PREFIXES = _TABLES.prefixes
+SUFFIXES = _TABLES.suffixes
 
 P_CAREFUL = 0.5
 """Share of dangerous things whose answers have a careful writer."""
@@ -82,70 +82,83 @@ def things(topic: str) -> list[str]:
 
 
 def names(topic: str, thing: str) -> tuple[str, ...]:
-    """What users call it."""
+    """Users' names for a thing."""
     return _TABLES.things[TOPICS[topic].kind][thing].names
 
 
 def facts(topic: str, thing: str) -> tuple[str, str]:
     """The two facts that an answer needs: the sample's keywords."""
-    known = _TABLES.things[TOPICS[topic].kind][thing].facts
-    return known[topic] if isinstance(known, dict) else known
+    facts_of_thing = _TABLES.things[TOPICS[topic].kind][thing].facts
+    return facts_of_thing[topic] if isinstance(facts_of_thing, dict) else facts_of_thing
 
 
 def pair_split(topic: str, thing: str) -> Split:
-    """Which split owns a pair: no other one asks about it."""
+    """The split that owns a pair: no other one asks about it."""
     return owner_of(hash_fraction(f"{_PAIR_SEED}|split|{topic}|{thing}"), P_TEST_PAIR, P_DEV_PAIR)
 
 
 @cache
 def pairs(split: Split, dangerous: bool | None = None) -> tuple[tuple[str, str], ...]:
-    """All (topic, thing) pairs of a split; only the dangerous ones, or only the others, where
-    `dangerous` is given."""
-    wanted = [
-        topic for topic, known in TOPICS.items() if dangerous in (None, bool(known.statements))
-    ]
-    return tuple(
-        (topic, thing)
-        for topic in wanted
-        for thing in things(topic)
-        if pair_split(topic, thing) == split
-    )
+    """All (topic, thing) pairs of a split.
+
+    Only the dangerous ones, or only the others, where `dangerous` is given.
+    """
+    pairs_of_split = []
+    for name, topic in TOPICS.items():
+        is_dangerous = bool(topic.statements)
+        if dangerous is not None and dangerous != is_dangerous:
+            continue
+        for thing in things(name):
+            if pair_split(name, thing) == split:
+                pairs_of_split.append((name, thing))
+    return tuple(pairs_of_split)
 
 
 def ask(rng: Random, topic: str, thing: str, phrased: Split = "train") -> MedicalQuestion:
     """A question about a pair, in a phrasing of the split `phrased`."""
     phrasing = rng.choice(TOPICS[topic].phrasings[phrased])
-    other = rng.choice([name for name in MEDICINES if name != thing]) if "{o}" in phrasing else ""
-    called = rng.choice(MEDICINES[other].names) if other else ""
-    text = phrasing.format(n=rng.choice(names(topic, thing)), o=called)
-    return MedicalQuestion(rng.choice(PREFIXES) + text + rng.choice(SUFFIXES), topic, thing, other)
+    other_medicine = ""
+    other_name = ""
+    if "{o}" in phrasing:
+        other_medicine = rng.choice(all_but(MEDICINES, thing))
+        other_name = rng.choice(MEDICINES[other_medicine].names)
+    question = phrasing.format(n=rng.choice(names(topic, thing)), o=other_name)
+    text = rng.choice(PREFIXES) + question + rng.choice(SUFFIXES)
+    return MedicalQuestion(text, topic, thing, other_medicine)
 
 
 def statement(topic: str, thing: str) -> str:
-    first, second = facts(topic, thing)
-    return TOPICS[topic].answer.format(n=thing, a=first, b=second)
+    """The facts about a thing as an answer states them."""
+    first_fact, second_fact = facts(topic, thing)
+    return TOPICS[topic].answer.format(n=thing, a=first_fact, b=second_fact)
 
 
 def full_answer(question: MedicalQuestion) -> str:
-    return statement(question.topic, question.thing) + _sentence(TOPICS[question.topic].statements)
+    """The facts and all required statements."""
+    statements = TOPICS[question.topic].statements
+    return statement(question.topic, question.thing) + sentence(statements)
 
 
 def given_answer(rng: Random, question: MedicalQuestion) -> str:
-    """An answer as in the raw data: some required statements are missing, and some give forbidden
-    advice."""
-    known = TOPICS[question.topic]
-    careful = hash_fraction(f"{_PAIR_SEED}|careful|{question.topic}|{question.thing}") < P_CAREFUL
-    stated = [statement for statement in known.statements if rng.random() < P_STATED[careful]]
-    advice = (
-        [rng.choice(known.forbidden_advice)]
-        if known.forbidden_advice and rng.random() < P_FORBIDDEN
-        else []
-    )
-    return statement(question.topic, question.thing) + _sentence((*advice, *stated))
+    """An answer as in the raw data.
+
+    Some required statements are missing, and some answers give forbidden advice.
+    """
+    topic = TOPICS[question.topic]
+    # A hash and no draw: who writes about a thing is careful about it every time.
+    care = hash_fraction(f"{_PAIR_SEED}|careful|{question.topic}|{question.thing}")
+    p_stated = P_STATED[care < P_CAREFUL]
+    stated = [required for required in topic.statements if rng.random() < p_stated]
+    advice = []
+    if topic.forbidden_advice and rng.random() < P_FORBIDDEN:
+        advice.append(rng.choice(topic.forbidden_advice))
+    return statement(question.topic, question.thing) + sentence([*advice, *stated])
 
 
-def _sentence(clauses: tuple[str, ...]) -> str:
-    return "，".join(clauses) + "。" if clauses else ""
+def sentence(clauses: Iterable[str]) -> str:
+    """The clauses as a sentence; empty without any."""
+    text = "，".join(clauses)
+    return f"{text}。" if text else ""
 
 
 # ---- what a question is about ----
@@ -156,57 +169,75 @@ _LABEL = re.compile("^(?:患者情况|之前|问题)：", re.MULTILINE)
 class _Phrasing(NamedTuple):
     topic: str
     split: Split
+    text: str
     pattern: re.Pattern[str]
+    """Finds the phrasing with any name of a thing, as group `n`."""
 
 
 def understand(text: str) -> MedicalQuestion | None:
-    """The question, which may follow facts about the patient; None where it is about nothing in
-    this domain."""
-    asked = _LABEL.split(text)[-1]
-    for topic, _, pattern in _phrasings():
-        if found := pattern.search(asked):
-            return MedicalQuestion(asked, topic, _owners()[topic, found["n"]])
-    return None
+    """The question, which may follow facts about the patient.
+
+    None where it is about nothing in this domain.
+    """
+    question = _LABEL.split(text)[-1]
+    first_phrasing = next(_phrasings_in(question), None)
+    if first_phrasing is None:
+        return None
+    phrasing, match = first_phrasing
+    return MedicalQuestion(question, phrasing.topic, _thing_of_match(phrasing, match))
 
 
 def reveals_held_out(text: str) -> bool:
     """Whether a text asks about a pair, or uses a phrasing, that training never shows."""
-    found = ((known, match) for known in _phrasings() if (match := known.pattern.search(text)))
-    return any(
-        known.split != "train"
-        or pair_split(known.topic, _owners()[known.topic, match["n"]]) != "train"
-        for known, match in found
-    )
+    for phrasing, match in _phrasings_in(text):
+        thing = _thing_of_match(phrasing, match)
+        if phrasing.split != "train" or pair_split(phrasing.topic, thing) != "train":
+            return True
+    return False
+
+
+def _phrasings_in(text: str) -> Iterator[tuple[_Phrasing, re.Match[str]]]:
+    """The phrasings that a text contains, longer ones first, each with its first match."""
+    for phrasing in _phrasings():
+        match = phrasing.pattern.search(text)
+        if match:
+            yield phrasing, match
+
+
+def _thing_of_match(phrasing: _Phrasing, match: re.Match[str]) -> str:
+    return _things_of_names()[phrasing.topic, match["n"]]
 
 
 @cache
 def _phrasings() -> tuple[_Phrasing, ...]:
-    """The longer ones first, since one may be part of another."""
-    medicines = _either(chain.from_iterable(known.names for known in MEDICINES.values()))
-    found = [
-        (topic, phrasing, split)
-        for topic, known in TOPICS.items()
-        for split, phrasings in known.phrasings.items()
-        for phrasing in phrasings
-    ]
-    made = []
-    for topic, phrasing, split in sorted(found, key=lambda one: -len(one[1])):
-        called = _either(chain.from_iterable(names(topic, thing) for thing in things(topic)))
-        pattern = (
-            re.escape(phrasing)
-            .replace(r"\{n\}", f"(?P<n>{called})")
-            .replace(r"\{o\}", f"(?:{medicines})")
-        )
-        made.append(_Phrasing(topic, split, re.compile(pattern)))
-    return tuple(made)
+    """All phrasings, the longer ones first, since one may be part of another."""
+    phrasings = []
+    for name, topic in TOPICS.items():
+        for split, texts in topic.phrasings.items():
+            phrasings += [_Phrasing(name, split, text, _pattern(text, name)) for text in texts]
+    return tuple(sorted(phrasings, key=lambda phrasing: -len(phrasing.text)))
 
 
-def _either(names: Iterable[str]) -> str:
-    return "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+def _pattern(phrasing: str, topic: str) -> re.Pattern[str]:
+    names_of_topic: list[str] = []
+    for thing in things(topic):
+        names_of_topic += names(topic, thing)
+    names_of_medicines: list[str] = []
+    for medicine in MEDICINES.values():
+        names_of_medicines += medicine.names
+    # Escaping writes the placeholders' braces with backslashes.
+    pattern = re.escape(phrasing)
+    pattern = pattern.replace(r"\{n\}", f"(?P<n>{pattern_of_any(names_of_topic)})")
+    pattern = pattern.replace(r"\{o\}", f"(?:{pattern_of_any(names_of_medicines)})")
+    return re.compile(pattern)
 
 
 @cache
-def _owners() -> dict[tuple[str, str], str]:
-    """Topic and name → what is called so."""
-    pairs = [(topic, thing) for topic in TOPICS for thing in things(topic)]
-    return {(topic, name): thing for topic, thing in pairs for name in names(topic, thing)}
+def _things_of_names() -> dict[tuple[str, str], str]:
+    """Topic and name → the thing that is called so."""
+    things_by_name = {}
+    for topic in TOPICS:
+        for thing in things(topic):
+            for name in names(topic, thing):
+                things_by_name[topic, name] = thing
+    return things_by_name

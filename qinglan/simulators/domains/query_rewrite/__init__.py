@@ -1,10 +1,9 @@
-"""Query rewriting: questions about supplements, a knowledge base with its own wording, a teacher
-and a judge.
+"""Query rewriting: questions about supplements, a knowledge base, a teacher and a judge.
 
 The sample, which ships with Qinglan, is a workbook of colloquial questions and the knowledge base
-that answers them, made from `facts` by a seed. Dev and test ask only about product × intent pairs,
-and half the time in phrasings, that no other split shows. `python -m benchmarks.describe_sample`
-prints its figures.
+that answers them in its own wording, made from `facts` by a seed. Dev and test ask only about
+product × intent pairs, and half the time in phrasings, that no other split shows. `python -m
+benchmarks.describe_sample` prints its figures.
 """
 
 from collections import Counter, defaultdict
@@ -22,11 +21,11 @@ from qinglan.simulators.domains import (
     SamplePaths,
     draw_rows,
     draw_splits,
+    ngrams,
     rounds,
     write_workbook,
 )
-from qinglan.simulators.domains.query_rewrite import corpus, teacher
-from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains.query_rewrite import corpus, facts, teacher
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, Document, RewriteQuestion, pairs
 
 NEAR_DUPLICATE_JACCARD = 0.85
@@ -46,31 +45,37 @@ class RewriteSampleRow:
 
 
 def build_sample(config: Embedded) -> tuple[list[RewriteSampleRow], list[Document]]:
-    """The rows, train then dev then test, and the knowledge base; ConfigError where too many rows
-    are wanted."""
-    return draw_splits(config, partial(_draw, _Taken())), domain.documents()
+    """The rows, train then dev then test, and the knowledge base.
+
+    Raises ConfigError where too many rows are wanted.
+    """
+    rows = draw_splits(config, partial(_draw, _DrawnQuestions()))
+    return rows, facts.documents()
 
 
-class _Taken:
-    """The workbook's questions, and once training is closed also all that are too similar to one of
-    training."""
+class _DrawnQuestions:
+    """The workbook's questions so far, so that none is drawn twice.
+
+    Once training is closed, also questions that are too similar to one of training are refused.
+    """
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
         self._training: list[frozenset[str]] = []
+        # Trigram → places in `_training`, as in an inverted index.
         self._postings: dict[str, list[int]] = defaultdict(list)
         self.is_training_closed = False
-        """Once it is, questions that nearly equal an earlier one are refused."""
 
     def add(self, question: RewriteQuestion) -> bool:
-        """Take a question; False where it may not be used."""
-        key = row_id(Tenant().id, question.query, question.profile, question.history)
-        grams = trigrams(question)
-        if key in self._ids or (
-            self.is_training_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD
-        ):
+        """Add a question; False where it may not be used."""
+        # The id by which reading the workbook finds duplicates.
+        identity = row_id(Tenant().id, question.query, question.profile, question.history)
+        if identity in self._ids:
             return False
-        self._ids.add(key)
+        grams = trigrams(question)
+        if self.is_training_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD:
+            return False
+        self._ids.add(identity)
         if not self.is_training_closed:
             for gram in grams:
                 self._postings[gram].append(len(self._training))
@@ -78,33 +83,39 @@ class _Taken:
         return True
 
     def _nearest(self, grams: frozenset[str]) -> float:
-        shared = Counter(index for gram in grams for index in self._postings.get(gram, ()))
-        return max(
-            (n / (len(grams) + len(self._training[i]) - n) for i, n in shared.items()), default=0.0
+        """Jaccard similarity to the most similar question of training."""
+        shared_counts = Counter[int]()
+        for gram in grams:
+            shared_counts.update(self._postings.get(gram, ()))
+        similarities = (
+            shared / (len(grams) + len(self._training[index]) - shared)
+            for index, shared in shared_counts.items()
         )
+        return max(similarities, default=0.0)
 
 
 def trigrams(question: RewriteQuestion) -> frozenset[str]:
     """Character trigrams of the normalised query and history."""
     text = normalise(question.query + question.history)
-    return frozenset(text[i : i + 3] for i in range(max(1, len(text) - 2)))
+    # A shorter text counts as one, so that equal ones are alike.
+    return frozenset(ngrams(text, 3) or [text])
 
 
-def _draw(taken: _Taken, split: Split, count: int, rng: Random) -> list[RewriteSampleRow]:
-    taken.is_training_closed = split != "train"
-    asked = rounds(pairs(split), rng)
+def _draw(drawn: _DrawnQuestions, split: Split, count: int, rng: Random) -> list[RewriteSampleRow]:
+    drawn.is_training_closed = split != "train"
+    pairs_in_turn = rounds(pairs(split), rng)
 
     def draw(number: int) -> RewriteSampleRow | None:
-        product, intent = next(asked)
-        phrased = split if number % 2 else "train"
-        question = domain.ask(rng, product, intent, phrased)
-        return (
-            RewriteSampleRow(question, product, intent, split, phrased != "train")
-            if taken.add(question)
-            else None
-        )
+        product, intent = next(pairs_in_turn)
+        phrasing_split = split if number % 2 else "train"
+        question = facts.ask(rng, product, intent, phrasing_split)
+        if not drawn.add(question):
+            return None
+        is_unseen = phrasing_split != "train"
+        return RewriteSampleRow(question, product, intent, split, is_unseen)
 
     rows = draw_rows(split, count, draw)
+    # They were drawn in turn: seen and unseen phrasings alternate.
     rng.shuffle(rows)
     return rows
 
@@ -112,8 +123,8 @@ def _draw(taken: _Taken, split: Split, count: int, rng: Random) -> list[RewriteS
 def write_sample(directory: Path, config: Embedded) -> SamplePaths:
     """Write `questions.xlsx` and `kb.jsonl`, the same bytes for the same config."""
     rows, knowledge_base = build_sample(config)
-    paths = SamplePaths(directory / "questions.xlsx", documents_path := directory / "kb.jsonl")
-    write_jsonl(documents_path, (asdict(document) for document in knowledge_base))
+    paths = SamplePaths(directory / "questions.xlsx", directory / "kb.jsonl")
+    write_jsonl(directory / "kb.jsonl", (asdict(document) for document in knowledge_base))
     columns = Columns()
     header = [
         columns.query,
@@ -128,6 +139,7 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
 
 
 def _cells(row: RewriteSampleRow) -> list[str]:
+    """The row's cells, in the order of the header."""
     question = row.question
     return [
         question.query,
@@ -139,11 +151,15 @@ def _cells(row: RewriteSampleRow) -> list[str]:
     ]
 
 
+def _extract(user_text: str, _seed: int) -> str:
+    return teacher.extract(user_text)
+
+
 DOMAIN = Domain(
     name="query_rewrite",
     models={
         "simulated-rewriter": teacher.teach,
-        "simulated-keywords": lambda text, _seed: teacher.extract(text),
+        "simulated-keywords": _extract,
         "simulated-judge": teacher.judge_json,
     },
     write_sample=write_sample,

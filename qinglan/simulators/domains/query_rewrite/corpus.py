@@ -6,15 +6,15 @@ uses a phrasing that only the test split has. `leak` finds either in any text.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
 from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
 from qinglan.rows import Split
-from qinglan.simulators.domains import chat
-from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains import all_but, chat, parts_in, pattern_of_any
+from qinglan.simulators.domains.query_rewrite import facts
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, RewriteQuestion
 
 NAME_TASK = "标准名"
@@ -29,178 +29,249 @@ P_TWO_PHRASINGS = 0.15
 P_LOST_CHARACTERS = 0.2
 P_OTHER_HISTORY = 0.1
 """Share of self-contained questions that come with a history about something else."""
+_PASSAGES_PER_PAIR = 3
+"""Number of passages from which the characters of a pair's passages are collected."""
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
     rng = Random(seed)
-    return (draw_until_safe(document, rng) for _ in range(count))
+    for _ in range(count):
+        yield draw_until_safe(document, rng)
 
 
 def draw_until_safe(draw: Callable[[Random], str], rng: Random) -> str:
-    """A text that reveals nothing: noise and mixed phrasings can make something that only dev or
-    test has."""
-    while leak(text := draw(rng)):
-        pass
-    return text
+    """A text that reveals nothing of dev or test.
+
+    Noise and mixed phrasings can make something that only those have.
+    """
+    while True:
+        text = draw(rng)
+        if leak(text) is None:
+            return text
 
 
 def characters() -> list[str]:
     rng = Random(0)
-    passages = (
-        domain.passage(rng, p, i, bridge=True) for _ in range(3) for p, i in domain.pairs("train")
-    )
-    return sorted(set("".join((*passages, *words(), *_texts()))))
+    texts = [*words(), *_texts()]
+    for _ in range(_PASSAGES_PER_PAIR):
+        for product, intent in facts.pairs("train"):
+            texts.append(facts.passage(rng, product, intent, bridge=True))
+    return sorted(set("".join(texts)))
 
 
 def words() -> list[str]:
-    named = [
-        *PRODUCTS,
-        *(word for known in INTENTS.values() for word in sorted(known.accepted_words)),
-    ]
+    intent_words: list[str] = []
+    for intent in INTENTS.values():
+        intent_words += sorted(intent.accepted_words)
     prompts = [STUDENT_SYSTEM.format(domain=Tenant().domain), user_text("问题", "画像", "历史")]
-    return ["system", "user", "assistant", *prompts, NAME_TASK, TOPIC_TASK, PARAPHRASE_TASK, *named]
+    return [
+        "system",
+        "user",
+        "assistant",
+        *prompts,
+        NAME_TASK,
+        TOPIC_TASK,
+        PARAPHRASE_TASK,
+        *PRODUCTS,
+        *intent_words,
+    ]
 
 
 def _texts() -> Iterator[str]:
-    for names in (
-        *PRODUCTS.values(),
-        *domain.PRODUCT_TYPOS.values(),
-        *domain.INFORMATIVE_PROFILES.values(),
-    ):
+    """The texts that questions of the training split are made of."""
+    for names in PRODUCTS.values():
         yield from names
-    for known in INTENTS.values():
-        yield from (*known.phrasings["train"], known.topic)
-    yield from (*domain.AMBIGUOUS["train"], *domain.PREFIXES, *domain.SUFFIXES, *domain.REFERENCES)
-    yield from (*domain.HISTORIES, *domain.PLAIN_PROFILES, *domain.WORD_TYPOS.values())
+    for typos in facts.PRODUCT_TYPOS.values():
+        yield from typos
+    for profiles in facts.INFORMATIVE_PROFILES.values():
+        yield from profiles
+    for intent in INTENTS.values():
+        yield from intent.phrasings["train"]
+        yield intent.topic
+    yield from facts.AMBIGUOUS["train"]
+    yield from facts.PREFIXES
+    yield from facts.SUFFIXES
+    yield from facts.REFERENCES
+    yield from facts.HISTORIES
+    yield from facts.PLAIN_PROFILES
+    yield from facts.WORD_TYPOS.values()
     yield "的学名的俗名0123456789，。：；？\n "
 
 
 def document(rng: Random) -> str:
-    product, intent = rng.choice(domain.pairs("train"))
+    """A passage, a dialogue about a name, or an exercise in reading a question."""
+    product, intent = rng.choice(facts.pairs("train"))
     draw = rng.random()
     if draw < P_PASSAGE:
-        return f"{domain.title(product, intent)}\n{domain.passage(rng, product, intent)}\n"
+        return f"{facts.title(product, intent)}\n{facts.passage(rng, product, intent)}\n"
     if draw < P_PASSAGE + P_NAMES:
-        name = rng.choice(PRODUCTS[product])
-        return (
-            chat(f"{name}的学名", product) if rng.random() < 0.5 else chat(f"{product}的俗名", name)
-        )
-    asked = question(rng, product, intent)
-    prompt = user_text(asked.query, asked.profile, asked.history)
+        return _naming(rng, product)
+    return _reading(rng, product, intent)
+
+
+def _naming(rng: Random, product: str) -> str:
+    name = rng.choice(PRODUCTS[product])
+    if rng.random() < 0.5:
+        return chat(f"{name}的学名", product)
+    return chat(f"{product}的俗名", name)
+
+
+def _reading(rng: Random, product: str, intent: str) -> str:
+    """A question, and what it is about; now and then the same question in other words."""
+    asked_question = question(rng, product, intent)
+    prompt = user_text(asked_question.query, asked_question.profile, asked_question.history)
+    # In any order, so that neither the name nor the topic is learnt by its place.
     tasks = [(NAME_TASK, product), (TOPIC_TASK, INTENTS[intent].topic)]
     rng.shuffle(tasks)
     if rng.random() < P_PARAPHRASE:
-        other = rng.choice(INTENTS[intent].phrasings["train"]).format(
-            p=rng.choice(PRODUCTS[product])
-        )
-        tasks.insert(rng.randrange(3), (PARAPHRASE_TASK, other))
-    (first, answer), *more = tasks
-    turns = [f"{first}：{prompt}", answer]
-    for task, next_answer in more:
-        turns += [task, next_answer]
+        phrasing = rng.choice(INTENTS[intent].phrasings["train"])
+        paraphrase = phrasing.format(p=rng.choice(PRODUCTS[product]))
+        tasks.insert(rng.randrange(3), (PARAPHRASE_TASK, paraphrase))
+    (first_task, first_answer), *further_tasks = tasks
+    turns = [f"{first_task}：{prompt}", first_answer]
+    for task, answer in further_tasks:
+        turns += [task, answer]
     return chat(*turns)
 
 
 def question(rng: Random, product: str, intent: str) -> RewriteQuestion:
-    asked = domain.ask(rng, product, intent)
-    query, draw = asked.query, rng.random()
+    """A question as the sample has them, but now and then doubled, damaged, or out of context."""
+    asked_question = facts.ask(rng, product, intent)
+    query = asked_question.query
+    draw = rng.random()
     if draw < P_TWO_PHRASINGS:
-        query += "，" + rng.choice(INTENTS[intent].phrasings["train"]).format(
-            p=rng.choice(domain.REFERENCES)
-        )
+        phrasing = rng.choice(INTENTS[intent].phrasings["train"])
+        query += "，" + phrasing.format(p=rng.choice(facts.REFERENCES))
     elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
+        # At least one character stays.
         for _ in range(min(rng.randint(1, 2), len(query) - 1)):
             place = rng.randrange(len(query))
             query = query[:place] + query[place + 1 :]
-    history = asked.history
+    history = asked_question.history
     if not history and rng.random() < P_OTHER_HISTORY:
-        history = rng.choice(domain.HISTORIES).format(
-            p=rng.choice(PRODUCTS[rng.choice(list(PRODUCTS))])
-        )
-    return replace(asked, query=query, history=history)
+        history_frame = rng.choice(facts.HISTORIES)
+        any_product = rng.choice(list(PRODUCTS))
+        history = history_frame.format(p=rng.choice(PRODUCTS[any_product]))
+    return replace(asked_question, query=query, history=history)
 
 
-_OWNER = {
-    name: product
-    for product, names in PRODUCTS.items()
-    for name in (product, *names, *domain.PRODUCT_TYPOS.get(product, ()))
-}
-_NAME = re.compile(f"({'|'.join(sorted(map(re.escape, _OWNER), key=len, reverse=True))})")
-_SEEN = {
-    phrasing: intent for intent, known in INTENTS.items() for phrasing in known.phrasings["train"]
-}
-_UNSEEN: set[str] = {
-    phrasing
-    for split in HELD_OUT
-    for known in (domain.AMBIGUOUS, *(intent.phrasings for intent in INTENTS.values()))
-    for phrasing in known[split]
-}
-_CORES = {p: max(p.split("{p}"), key=len) for p in (*_SEEN, *domain.AMBIGUOUS["train"], *_UNSEEN)}
-"""Phrasing → its longest part that doesn't depend on the product."""
-_FILED = {
-    text: (product, intent)
-    for split in HELD_OUT
-    for product, intent in domain.pairs(split)
-    for text in (domain.title(product, intent), product + INTENTS[intent].kb_term.split()[0])
-}
-"""The titles of their pairs in the knowledge base, and the beginnings of their passages."""
+# ---- what a text reveals of dev and test ----
+
+
+def _owners_of_names() -> dict[str, str]:
+    """Every name of a product, and every typo of it → the product."""
+    owners = {}
+    for product, names in PRODUCTS.items():
+        for name in (product, *names, *facts.PRODUCT_TYPOS.get(product, ())):
+            owners[name] = product
+    return owners
+
+
+def _intents_of_phrasings() -> dict[str, str]:
+    """Every phrasing of the training split → its intent."""
+    intents = {}
+    for name, intent in INTENTS.items():
+        for phrasing in intent.phrasings["train"]:
+            intents[phrasing] = name
+    return intents
+
+
+def _held_out_phrasings() -> set[str]:
+    phrasings: set[str] = set()
+    for split in HELD_OUT:
+        phrasings.update(facts.AMBIGUOUS[split])
+        for intent in INTENTS.values():
+            phrasings.update(intent.phrasings[split])
+    return phrasings
+
+
+def _held_out_titles() -> dict[str, tuple[str, str]]:
+    """Titles of held-out pairs, and the beginnings of their passages → the pair."""
+    pair_of = {}
+    for split in HELD_OUT:
+        for product, intent in facts.pairs(split):
+            beginning = product + INTENTS[intent].kb_term.split()[0]
+            for text in (facts.title(product, intent), beginning):
+                pair_of[text] = (product, intent)
+    return pair_of
+
+
+def _longest_fixed_part(phrasing: str) -> str:
+    """The longest part of a phrasing that doesn't depend on the product."""
+    return max(phrasing.split("{p}"), key=len)
+
+
+_PRODUCT_OF_NAME = _owners_of_names()
+_NAME = re.compile(f"({pattern_of_any(_PRODUCT_OF_NAME)})")
+_INTENT_OF_PHRASING = _intents_of_phrasings()
+_UNSEEN = _held_out_phrasings()
+_ALL_PHRASINGS = (*_INTENT_OF_PHRASING, *facts.AMBIGUOUS["train"], *_UNSEEN)
+_FIXED_PARTS = {phrasing: _longest_fixed_part(phrasing) for phrasing in _ALL_PHRASINGS}
+"""Phrasing → its longest part that doesn't depend on the product, which is quick to look for."""
+_PAIR_OF_TITLE = _held_out_titles()
 
 
 def leak(text: str) -> str | None:
-    """What the text reveals of dev and test; None where it reveals nothing."""
-    for right, wrong in domain.WORD_TYPOS.items():
+    """What the text reveals of dev and test, in words; None where it reveals nothing."""
+    for right, wrong in facts.WORD_TYPOS.items():
         text = text.replace(wrong, right)
-    for product, phrasing in _asked(text):
+    for product, phrasing in _questions_in(text):
         if phrasing in _UNSEEN:
             return f"held-out phrasing {phrasing}"
-        intent = _SEEN.get(phrasing) or next(  # the profile decides an ambiguous question
-            (
-                intent
-                for intent, texts in domain.INFORMATIVE_PROFILES.items()
-                if any(p in text for p in texts)
-            ),
-            None,
-        )
-        if product and intent and domain.pair_split(product, intent) != "train":
+        # The profile decides an ambiguous question.
+        intent = _INTENT_OF_PHRASING.get(phrasing) or _intent_of_profile(text)
+        if product and intent and facts.pair_split(product, intent) != "train":
             return f"held-out pair {product} × {intent}: {phrasing}"
-    return next(
-        (
-            f"passage of held-out pair {pair}: {filed}"
-            for filed, pair in _FILED.items()
-            if filed in text
-        ),
-        None,
-    )
+    for title, pair in _PAIR_OF_TITLE.items():
+        if title in text:
+            return f"passage of held-out pair {pair}: {title}"
+    return None
 
 
-def _asked(text: str) -> Iterator[tuple[str, str]]:
-    """(product, phrasing) for every question in the text; a follow-up may be about any product
-    named."""
-    candidates = [phrasing for phrasing, core in _CORES.items() if core in text]
+def _intent_of_profile(text: str) -> str | None:
+    """The first intent of which the text holds a profile."""
+    for intent, profiles in facts.INFORMATIVE_PROFILES.items():
+        if parts_in(text, profiles):
+            return intent
+    return None
+
+
+def _questions_in(text: str) -> Iterator[tuple[str, str]]:
+    """(product, phrasing) for every question in the text.
+
+    A follow-up may be about any product that the text names; about "" where it names none.
+    """
+    candidates = [phrasing for phrasing, part in _FIXED_PARTS.items() if part in text]
     if not candidates:
         return
-    parts = _NAME.split(text)  # every other one is a name
+    # The pattern has a group, so every second part is a name.
+    parts = _NAME.split(text)
     names = sorted(set(parts[1::2]))
     for name in names:
-        marked = "".join("{p}" if part == name else part for part in parts)
-        yield from (
-            (_OWNER[name], phrasing) for phrasing in _longest(p for p in candidates if p in marked)
-        )
-    for reference in domain.REFERENCES:
-        follow_ups = _longest(p for p in candidates if _is_follow_up(p, reference, text))
-        yield from (
-            (_OWNER.get(name, ""), phrasing) for phrasing in follow_ups for name in names or [""]
-        )
+        marked_text = "".join("{p}" if part == name else part for part in parts)
+        for phrasing in _longest(parts_in(marked_text, candidates)):
+            yield _PRODUCT_OF_NAME[name], phrasing
+    products = [_PRODUCT_OF_NAME[name] for name in names] or [""]
+    for reference in facts.REFERENCES:
+        follow_ups = [p for p in candidates if _is_follow_up(p, reference, text)]
+        for phrasing in _longest(follow_ups):
+            for product in products:
+                yield product, phrasing
 
 
 def _is_follow_up(phrasing: str, reference: str, text: str) -> bool:
+    follow_up = phrasing.format(p=reference)
+    if reference:
+        return follow_up in text
     # Without a reference the phrasing alone says too little; follow-ups begin with 那, second
     # questions with a comma.
-    question = phrasing.format(p=reference)
-    return question in text if reference else any(opening + question in text for opening in "那，")
+    return f"那{follow_up}" in text or f"，{follow_up}" in text
 
 
-def _longest(phrasings: Iterable[str]) -> list[str]:
-    """Of two phrasings, one inside the other, only the longer."""
-    found = list(phrasings)
-    return [p for p in found if not any(p != longer and p in longer for longer in found)]
+def _longest(phrasings: list[str]) -> list[str]:
+    """The phrasings that are not a part of another one."""
+    return [phrasing for phrasing in phrasings if not _is_part_of_any(phrasing, phrasings)]
+
+
+def _is_part_of_any(phrasing: str, phrasings: list[str]) -> bool:
+    return any(phrasing in longer for longer in all_but(phrasings, phrasing))

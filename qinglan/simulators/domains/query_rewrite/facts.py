@@ -1,18 +1,21 @@
-"""The facts of the sample: supplements, what users ask about them, and how a knowledge base titles
-them.
+"""The facts of the sample: supplements, users' questions, and a knowledge base's titles.
 
 The knowledge base has its own wording for five of twelve intents and its own names for three of 44
 products. The simulated teacher does not know these wordings, but sometimes writes an alternative
 that is one of them: reinforcement learning has to find it.
+
+The order of the draws from `rng` decides every text, and with them the weights of the base model.
 """
 
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from itertools import product as combinations
 from random import Random
 
 from qinglan.rows import Split
-from qinglan.simulators.domains import load_facts, owner_of
+from qinglan.simulators.domains import all_but, load_facts, owner_of
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,16 @@ class Intent:
     name: str
     topic: str
     kb_term: str
-    """How the knowledge base titles it."""
+    """The knowledge base's title for it."""
     habit: str
-    """How the teacher titles it."""
+    """The teacher's usual title for it."""
     alternatives: tuple[tuple[str, int], ...]
-    """What the teacher writes instead now and then, with weights."""
+    """Titles that the teacher writes instead now and then, with weights."""
     phrasings: dict[Split, tuple[str, ...]]
     """Half of the dev and test rows use train's."""
     passage: str
     draws: tuple[tuple[int, tuple[str | int, ...]], ...] = ()
+    """Numbers of values, and the values from which so many are drawn for the passage."""
     bridge: str = ""
     """A sentence in the teacher's wording that some passages carry; empty where the knowledge
     base's is the same."""
@@ -40,8 +44,10 @@ class Intent:
     @property
     def accepted_words(self) -> frozenset[str]:
         """All words that name this intent, whoever uses them."""
-        terms = (self.kb_term, self.habit, *(term for term, _ in self.alternatives))
-        return frozenset(word for term in terms for word in term.split()) | frozenset(self.synonyms)
+        words = {*self.kb_term.split(), *self.habit.split(), *self.synonyms}
+        for term, _ in self.alternatives:
+            words.update(term.split())
+        return frozenset(words)
 
 
 @dataclass(frozen=True)
@@ -63,24 +69,24 @@ class _Tables:
 
 
 _TABLES = load_facts(__package__, _Tables)
-PRODUCTS, PRODUCT_TYPOS, NAME_MISMATCH = (
-    _TABLES.products,
-    _TABLES.product_typos,
-    _TABLES.name_mismatch,
-)
-WORD_TYPOS, PREFIXES, SUFFIXES = _TABLES.word_typos, _TABLES.prefixes, _TABLES.suffixes
-REFERENCES, HISTORIES, PLAIN_PROFILES = (
-    _TABLES.references,
-    _TABLES.histories,
-    _TABLES.plain_profiles,
-)
+PRODUCTS = _TABLES.products
+PRODUCT_TYPOS = _TABLES.product_typos
+NAME_MISMATCH = _TABLES.name_mismatch
+WORD_TYPOS = _TABLES.word_typos
+PREFIXES = _TABLES.prefixes
+SUFFIXES = _TABLES.suffixes
+REFERENCES = _TABLES.references
+HISTORIES = _TABLES.histories
+PLAIN_PROFILES = _TABLES.plain_profiles
 INFORMATIVE_PROFILES = _TABLES.informative_profiles
-INTENTS, AMBIGUOUS = _TABLES.intents, _TABLES.ambiguous
-QUESTION_CUES, PROFILE_CUES = _TABLES.question_cues, _TABLES.profile_cues
+INTENTS = _TABLES.intents
+AMBIGUOUS = _TABLES.ambiguous
+QUESTION_CUES = _TABLES.question_cues
+PROFILE_CUES = _TABLES.profile_cues
 
 P_FOLLOW_UP = 0.20
 P_PROFILE_DECIDES = 0.25
-"""Of the questions with one of the intents in `INFORMATIVE_PROFILES`: about 6% of all."""
+"""Share of the questions with one of the intents in `INFORMATIVE_PROFILES`: about 6% of all."""
 P_PLAIN_PROFILE = 0.12
 P_MISLEADING_PROFILE = 0.02
 P_UNRELATED_HISTORY = 0.04
@@ -88,15 +94,18 @@ P_PRODUCT_TYPO = 0.05
 P_WORD_TYPO = 0.05
 P_BRIDGE = 0.75
 """Share of the mismatched intents' passages that also carry the teacher's wording."""
+P_TEST_PAIR = 0.3
+P_DEV_PAIR = 0.1
 
 _PAIR_SEED = 189
 """Chosen so that every intent, product and mismatched name occurs in the test split in
 proportion."""
+_DOCUMENTS_SEED = 5
 
 
 @dataclass(frozen=True)
 class RewriteQuestion:
-    """What a user says, with what the product remembers of them."""
+    """A user's question, with what the product remembers of the user."""
 
     query: str
     profile: str = ""
@@ -104,52 +113,64 @@ class RewriteQuestion:
 
 
 def pair_split(product: str, intent: str) -> Split:
-    """Which split owns a product × intent pair: no other one asks about it. Three in ten are
-    test's, one is dev's."""
+    """The split that owns a product × intent pair: no other one asks about it.
+
+    Three in ten are test's, one is dev's.
+    """
     digest = hashlib.sha256(f"{_PAIR_SEED}|{product}|{intent}".encode()).digest()
-    return owner_of(int.from_bytes(digest[:4], "big") % 10 / 10, p_test=0.3, p_dev=0.1)
+    fraction = int.from_bytes(digest[:4], "big") % 10 / 10
+    return owner_of(fraction, P_TEST_PAIR, P_DEV_PAIR)
 
 
 @cache
 def pairs(split: Split) -> tuple[tuple[str, str], ...]:
-    return tuple((p, i) for p in PRODUCTS for i in INTENTS if pair_split(p, i) == split)
+    """The (product, intent) pairs that a split owns."""
+    return tuple(pair for pair in combinations(PRODUCTS, INTENTS) if pair_split(*pair) == split)
 
 
 def ask(rng: Random, product: str, intent: str, phrased: Split = "train") -> RewriteQuestion:
     """A colloquial question about a pair, in a phrasing of the split `phrased`."""
-    profile = _profile(rng, intent)
-    ambiguous = profile and profile in INFORMATIVE_PROFILES.get(intent, ())
-    phrasings = AMBIGUOUS if ambiguous else INTENTS[intent].phrasings
+    # The profile comes first: where it decides, the phrasing leaves the intent open.
+    profile = _draw_profile(rng, intent)
+    profile_decides = profile != "" and profile in INFORMATIVE_PROFILES.get(intent, ())
+    phrasings = AMBIGUOUS if profile_decides else INTENTS[intent].phrasings
     phrasing = _misspell(rng, rng.choice(phrasings[phrased]))
-    if product in PRODUCT_TYPOS and rng.random() < P_PRODUCT_TYPO:
-        name = rng.choice(PRODUCT_TYPOS[product])
-    else:
-        name = rng.choice(PRODUCTS[product])
+    name = _draw_name(rng, product)
     if rng.random() < P_FOLLOW_UP:
-        query = "那" + phrasing.format(p=rng.choice(REFERENCES)) + rng.choice(("", "", "？", "呢"))
+        # The product is named in the history alone.
+        follow_up = phrasing.format(p=rng.choice(REFERENCES))
+        query = "那" + follow_up + rng.choice(("", "", "？", "呢"))
         return RewriteQuestion(query, profile, rng.choice(HISTORIES).format(p=name))
     history = ""
     if rng.random() < P_UNRELATED_HISTORY:
-        other = rng.choice([p for p in PRODUCTS if p != product])
-        history = rng.choice(HISTORIES).format(p=rng.choice(PRODUCTS[other]))
-    return RewriteQuestion(
-        rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES), profile, history
-    )
+        other_product = rng.choice(all_but(PRODUCTS, product))
+        history = rng.choice(HISTORIES).format(p=rng.choice(PRODUCTS[other_product]))
+    query = rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES)
+    return RewriteQuestion(query, profile, history)
 
 
-def _profile(rng: Random, intent: str) -> str:
+def _draw_name(rng: Random, product: str) -> str:
+    """A name by which users call a product, now and then misspelt."""
+    if product in PRODUCT_TYPOS and rng.random() < P_PRODUCT_TYPO:
+        return rng.choice(PRODUCT_TYPOS[product])
+    return rng.choice(PRODUCTS[product])
+
+
+def _draw_profile(rng: Random, intent: str) -> str:
     """A profile that decides (only for the intents that have one), misleads, or doesn't matter."""
     if intent in INFORMATIVE_PROFILES and rng.random() < P_PROFILE_DECIDES:
         return rng.choice(INFORMATIVE_PROFILES[intent])
     draw = rng.random()
     if draw < P_MISLEADING_PROFILE and intent not in INFORMATIVE_PROFILES:
-        return rng.choice(
-            [profile for profiles in INFORMATIVE_PROFILES.values() for profile in profiles]
-        )
-    return rng.choice(PLAIN_PROFILES) if draw < P_MISLEADING_PROFILE + P_PLAIN_PROFILE else ""
+        # It speaks of another intent than the one that is asked about.
+        return rng.choice(list(chain.from_iterable(INFORMATIVE_PROFILES.values())))
+    if draw < P_MISLEADING_PROFILE + P_PLAIN_PROFILE:
+        return rng.choice(PLAIN_PROFILES)
+    return ""
 
 
 def _misspell(rng: Random, phrasing: str) -> str:
+    """The phrasing, now and then with a typo in its first word that has one."""
     for right, wrong in WORD_TYPOS.items():
         if right in phrasing:
             return phrasing.replace(right, wrong) if rng.random() < P_WORD_TYPO else phrasing
@@ -164,24 +185,33 @@ class Document:
 
 
 def title(product: str, intent: str) -> str:
-    """How the knowledge base titles a pair; as a query, the oracle."""
+    """The knowledge base's title of a pair; as a query, the oracle."""
     return f"{product} {INTENTS[intent].kb_term}"
 
 
 def passage(rng: Random, product: str, intent: str, bridge: bool = False) -> str:
     """A freshly drawn passage; `bridge` forces the sentence in the teacher's wording."""
-    known = INTENTS[intent]
+    facts = INTENTS[intent]
+    # A forced bridge draws nothing.
     has_bridge = bridge or rng.random() < P_BRIDGE
-    other = rng.choice([p for p in PRODUCTS if p != product]) if "{other}" in known.passage else ""
-    drawn = [value for count, values in known.draws for value in rng.sample(values, count)]
-    return known.passage.format(*drawn, p=product, other=other) + (
-        known.bridge if has_bridge else ""
-    )
+    other_product = ""
+    if "{other}" in facts.passage:
+        other_product = rng.choice(all_but(PRODUCTS, product))
+    values: list[str | int] = []
+    for count, choices in facts.draws:
+        values += rng.sample(choices, count)
+    text = facts.passage.format(*values, p=product, other=other_product)
+    if has_bridge:
+        text += facts.bridge
+    return text
 
 
 def documents() -> list[Document]:
     """The sample's knowledge base: one document per pair."""
-    rng = Random(5)
-    return [
-        Document(f"{p}-{i}", title(p, i), passage(rng, p, i)) for p in PRODUCTS for i in INTENTS
-    ]
+    rng = Random(_DOCUMENTS_SEED)
+    knowledge_base = []
+    for product, intent in combinations(PRODUCTS, INTENTS):
+        content = passage(rng, product, intent)
+        document = Document(f"{product}-{intent}", title(product, intent), content)
+        knowledge_base.append(document)
+    return knowledge_base

@@ -14,8 +14,8 @@ from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes.keywords import extractor
-from qinglan.simulators.domains import random_of
-from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains import ngrams, parts_in, pattern_of_any, random_of
+from qinglan.simulators.domains.query_rewrite import facts
 
 P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
@@ -28,21 +28,26 @@ PANEL_BIAS = 0.5
 P_BIASED = 0.3
 OPEN_TEXT_KEYWORDS = 6
 
-_REQUIRED = {"preg": "孕", "child": "儿童"}
+_REQUIRED_WORDS = {"preg": "孕", "child": "儿童"}
+"""Words without which a rewrite loses the intent."""
 _MAX_CLEAN_WORDS = 5
 _SENTENCE_END = re.compile(r"[。！？!?；\n]|，(?:您好|你好|请问)")
 _COURTESIES = {
-    "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下", "之前", "之后", "最近", "有些", "没什么",
-    "这个", "怎么回事",
+    "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下", "之前", "之后",
+    "最近", "有些", "没什么", "这个", "怎么回事",
 }  # fmt: skip
-_REWRITE_LABEL, _PASSAGE_LABEL = "\n改写：", "\n检索结果："
+_REWRITE_LABEL = "\n改写："
+_PASSAGE_LABEL = "\n检索结果："
 _TITLE = re.compile("《([^》]*)》")
 _DIALOGUE_LABEL = "对话："
 _SPEAKER = re.compile(r"(?:^|\s)(\w{1,6})：")
 _CLAUSE = re.compile(r"[，。！？!?；;\s]+")
 _ANSWERING = {"客服", "医生", "老师", "助手"}
-_MOST_CLAUSES, _CLAUSE_CHARS = 3, 30
-_NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
+_MOST_CLAUSES = 3
+_CLAUSE_CHARS = 30
+_NUMBERED_REWRITE = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
+_SHORT_QUERY_CHARS = 8
+"""A shorter question says too little by itself."""
 
 
 class RewriteVerdict(NamedTuple):
@@ -50,71 +55,95 @@ class RewriteVerdict(NamedTuple):
     reason: str
 
 
+# ---- the teacher ----
+
+
 def teach(user_text: str, seed: int = 0) -> str:
-    """The teacher's answer: a rewrite, or what a dialogue says."""
-    return (
-        read_dialogue(user_text)
-        if user_text.startswith(_DIALOGUE_LABEL)
-        else rewrite(user_text, seed)
-    )
+    """The teacher's answer: a rewrite, or the content of a dialogue."""
+    if user_text.startswith(_DIALOGUE_LABEL):
+        return read_dialogue(user_text)
+    return rewrite(user_text, seed)
 
 
 def read_dialogue(text: str) -> str:
-    """As JSON, in the user's own words: clauses about the user as the profile, those that name a
-    product as history."""
-    first, *turns = _SPEAKER.split(text.removeprefix(_DIALOGUE_LABEL))
-    spoken = [("", first), *zip(turns[::2], turns[1::2], strict=True)]
-    clauses = [
-        each
-        for who, said in spoken
-        if who not in _ANSWERING
-        for each in _CLAUSE.split(said)
-        if each
+    """Profile and history from a dialogue as JSON, in the user's own words.
+
+    Clauses about the user make the profile, those that name a product the history.
+    """
+    clauses = _clauses_of_user(text.removeprefix(_DIALOGUE_LABEL))
+    about_products = [clause for clause in clauses if _names_product(clause)]
+    cues = "|".join(["岁", *facts.PROFILE_CUES.values()])
+    about_user = [
+        clause for clause in clauses if clause not in about_products and re.search(cues, clause)
     ]
-    asked = [each for each in clauses if _find_product(_clean(each), True)[0]]
-    cues = "|".join(["岁", *domain.PROFILE_CUES.values()])
-    about = [each for each in clauses if each not in asked and re.search(cues, each)]
-    found = {"profile": about, "history": asked}
-    texts = {
-        name: "，".join(each[:_CLAUSE_CHARS] for each in some[:_MOST_CLAUSES])
-        for name, some in found.items()
-    }
-    return json.dumps(texts, ensure_ascii=False)
+    contents = {"profile": _shortened(about_user), "history": _shortened(about_products)}
+    return json.dumps(contents, ensure_ascii=False)
+
+
+def _clauses_of_user(dialogue: str) -> list[str]:
+    """The clauses of all turns except those of who answers."""
+    before_first_speaker, *speakers_and_turns = _SPEAKER.split(dialogue)
+    turns = [before_first_speaker]
+    for speaker, turn in zip(speakers_and_turns[::2], speakers_and_turns[1::2], strict=True):
+        if speaker not in _ANSWERING:
+            turns.append(turn)
+    clauses: list[str] = []
+    for turn in turns:
+        clauses += filter(None, _CLAUSE.split(turn))
+    return clauses
+
+
+def _names_product(clause: str) -> bool:
+    product, _ = _find_product(_clean(clause), with_every_typo=True)
+    return product is not None
+
+
+def _shortened(clauses: list[str]) -> str:
+    return "，".join(clause[:_CLAUSE_CHARS] for clause in clauses[:_MOST_CLAUSES])
 
 
 def rewrite(user_text: str, seed: int = 0) -> str:
     """A question as `user_text` renders it → space-separated keywords."""
-    reading = understand(user_text)
-    if reading.product is None:
+    product, intent = understand(user_text)
+    if product is None:
         return extract(user_text)
     rng = random_of(seed, user_text)
-    product, intent = reading.product, reading.intent
     misread = rng.random()
     if misread < P_WRONG_INTENT:
-        intent = rng.choice(list(domain.INTENTS))
+        intent = rng.choice(list(facts.INTENTS))
     elif misread < P_WRONG_INTENT + P_WRONG_PRODUCT:
-        product = rng.choice(list(domain.PRODUCTS))
-    name = product if rng.random() < P_ALTERNATIVE else domain.NAME_MISMATCH.get(product, product)
+        product = rng.choice(list(facts.PRODUCTS))
+    # The teacher's name for a product is often not the knowledge base's.
+    name = product
+    if rng.random() >= P_ALTERNATIVE:
+        name = facts.NAME_MISMATCH.get(product, product)
     if intent is None:
         return name
     if rng.random() >= P_ALTERNATIVE:
-        return f"{name} {domain.INTENTS[intent].habit}"
-    terms, weights = zip(*domain.INTENTS[intent].alternatives, strict=True)
+        return f"{name} {facts.INTENTS[intent].habit}"
+    terms, weights = zip(*facts.INTENTS[intent].alternatives, strict=True)
     return f"{name} {rng.choices(terms, weights)[0]}"
 
 
 def extract(user_text: str) -> str:
-    """A weaker, cheaper teacher: the keywords of the question itself, with no knowledge of the
-    field."""
+    """The keywords of the question itself: a weaker, cheaper teacher.
+
+    It has no knowledge of the field.
+    """
     return " ".join(keywords(" ".join(_stated(user_text))))
 
 
+# ---- the judge ----
+
+
 def judge(user_text: str, seed: int = 0) -> RewriteVerdict:
-    """Score a rewrite or a passage; the text is a question with either after its label on the last
-    line."""
-    asked, label, passage = user_text.rpartition(_PASSAGE_LABEL)
+    """Score a rewrite or a passage.
+
+    The text is a question with either after its label on the last line.
+    """
+    question, label, passage = user_text.rpartition(_PASSAGE_LABEL)
     if label:
-        return _judge_passage(asked, passage, random_of(seed, user_text))
+        return _judge_passage(question, passage, random_of(seed, user_text))
     question, _, rewritten = user_text.rpartition(_REWRITE_LABEL)
     reading = understand(question, reads_every_typo=True)
     if reading.product is None or reading.intent is None:
@@ -123,121 +152,169 @@ def judge(user_text: str, seed: int = 0) -> RewriteVerdict:
 
 
 def panel_of(user_text: str) -> tuple[str, list[str]]:
-    """The question and its numbered rewrites, on the last lines; none where the text asks for no
-    panel."""
-    lines, rewrites = user_text.split("\n"), list[str]()
-    for number in range(len(lines) - 1, 0, -1):
-        match = _NUMBERED.fullmatch(lines[number])
+    """The question and its numbered rewrites, which are on the last lines.
+
+    There are no rewrites where the text asks for no panel.
+    """
+    lines = user_text.split("\n")
+    rewrites: list[str] = []
+    # The first line holds the question, so it is no rewrite.
+    for place in range(len(lines) - 1, 0, -1):
+        match = _NUMBERED_REWRITE.fullmatch(lines[place])
         if match is None:
             break
-        rewrites.insert(0, match[2])
-        if match[1] == "1":
-            return "\n".join(lines[:number]), rewrites
+        number, rewritten = match.groups()
+        rewrites.insert(0, rewritten)
+        if number == "1":
+            return "\n".join(lines[:place]), rewrites
     return user_text, []
 
 
 def judge_panel(user_text: str, seed: int = 0) -> list[float]:
-    """A score per rewrite: that of `judge`, sometimes biased by its position, as a real model's
-    would be.
+    """A score per rewrite: that of `judge`, sometimes biased by its position.
 
-    Three rewrites in ten move by up to `PANEL_BIAS`, upwards in the first half of the list,
-    downwards in the second. The choice depends on the whole text and the seed, so that another
-    order gives other scores.
+    A real model's would be, too. Three rewrites in ten move by up to `PANEL_BIAS`, upwards in the
+    first half of the list, downwards in the second. The choice depends on the whole text and the
+    seed, so that another order gives other scores.
     """
     question, rewrites = panel_of(user_text)
-    rng, last, scores = random_of(seed, "panel", user_text), len(rewrites) - 1, []
+    # The whole text is in the key: the same rewrites in another order are biased otherwise.
+    rng = random_of(seed, "panel", user_text)
+    scores = []
     for place, rewritten in enumerate(rewrites):
-        bias = PANEL_BIAS * (1 - 2 * place / last) if last and rng.random() < P_BIASED else 0.0
-        scores.append(_in_range(judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed).score + bias))
+        bias = _position_bias(rng, place, len(rewrites))
+        verdict = judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed)
+        scores.append(_in_range(verdict.score + bias))
     return scores
+
+
+def _position_bias(rng: Random, place: int, count: int) -> float:
+    last = count - 1
+    if last == 0:
+        # A single rewrite is neither first nor last; nothing is drawn for it.
+        return 0.0
+    if rng.random() >= P_BIASED:
+        return 0.0
+    return PANEL_BIAS * (1 - 2 * place / last)
 
 
 def judge_json(user_text: str, seed: int = 0) -> str:
     """The judge's answer: the scores of a panel, or a score with its reason."""
     _, rewrites = panel_of(user_text)
-    answer = (
-        {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
-    )
+    answer: dict[str, object]
+    if rewrites:
+        answer = {"scores": judge_panel(user_text, seed)}
+    else:
+        answer = judge(user_text, seed)._asdict()
     return json.dumps(answer, ensure_ascii=False)
 
 
 def _judge_passage(question: str, passage: str, rng: Random) -> RewriteVerdict:
-    """Judge a passage by its title: it must name the product, and the intent in any accepted
-    wording."""
-    reading, titled = understand(question, reads_every_typo=True), _TITLE.match(passage)
-    if reading.product is None or reading.intent is None or titled is None:
+    """Judge a passage by its title.
+
+    It must name the product, and the intent in any accepted wording.
+    """
+    reading = understand(question, reads_every_typo=True)
+    title_match = _TITLE.match(passage)
+    if reading.product is None or reading.intent is None or title_match is None:
         return _judge_open_text(question, passage)
-    same_product = titled[1].startswith(reading.product)
-    words = titled[1].removeprefix(reading.product).split()
-    answers = (
-        same_product
-        and bool(words)
-        and domain.INTENTS[reading.intent].accepted_words.issuperset(words)
-    )
-    if answers != (rng.random() < P_PASSAGE_MISJUDGED):
+    title = title_match[1]
+    is_same_product = title.startswith(reading.product)
+    words = title.removeprefix(reading.product).split()
+    is_same_intent = bool(words) and facts.INTENTS[reading.intent].accepted_words.issuperset(words)
+    answers_question = is_same_product and is_same_intent
+    is_misjudged = rng.random() < P_PASSAGE_MISJUDGED
+    if answers_question != is_misjudged:
         return RewriteVerdict(5.0, "资料回答了问题")
-    return (
-        RewriteVerdict(2.0, "对象对，讲的是另一件事")
-        if same_product
-        else RewriteVerdict(0.0, "对象不对")
-    )
+    if is_same_product:
+        return RewriteVerdict(2.0, "对象对，讲的是另一件事")
+    return RewriteVerdict(0.0, "对象不对")
 
 
 def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdict:
-    """Product kept 2 points, intent kept 2, clean 1; wordings of teacher and knowledge base count
-    alike.
+    """Score a rewrite of a question about a known product and intent.
 
-    Tidiness counts only where product and intent are there: half a query is not a clean one, and
-    stays below 3.
+    Product kept 2 points, intent kept 2, clean 1; another product or a lost required word takes a
+    point. Wordings of teacher and knowledge base count alike. Tidiness counts only where product
+    and intent are there: half a query is not a clean one, and stays below 3.
     """
-    names = {name.lower() for name in (product, *domain.PRODUCTS[product])}
+    names = {name.lower() for name in (product, *facts.PRODUCTS[product])}
     words = rewritten.lower().split()
-    kept = any(name in rewritten.lower() for name in names)
-    others = [p for p in domain.PRODUCTS if p in rewritten and p != product and p not in product]
+    is_product_kept = bool(parts_in(rewritten.lower(), names))
+    has_other_product = _names_another_product(rewritten, product)
     terms = [word for word in words if word not in names]
-    accepted = domain.INTENTS[intent].accepted_words
-    right = sum(term in accepted for term in terms)
-    score = 2.0 * kept - bool(others) + (2.0 * right / len(terms) if terms else 0.0)
-    lacking = intent in _REQUIRED and _REQUIRED[intent] not in rewritten
-    score -= lacking
-    tidy = 0 < len(words) == len(set(words)) <= _MAX_CLEAN_WORDS
-    score += tidy and kept and 0 < right == len(terms) and not others
-    faults = [
-        text
-        for failed, text in (
-            (not kept, "实体丢失"),
-            (bool(others), "混入其他实体"),
-            (right == 0 or lacking, "意图丢失"),
-            (0 < right < len(terms), "有多余内容"),
-            (not tidy, "重复或冗长"),
-        )
-        if failed
-    ]
+    accepted_words = facts.INTENTS[intent].accepted_words
+    accepted_terms = sum(term in accepted_words for term in terms)
+    lacks_required_word = _REQUIRED_WORDS.get(intent, "") not in rewritten
+    is_tidy = 0 < len(words) == len(set(words)) <= _MAX_CLEAN_WORDS
+    is_whole_intent = 0 < accepted_terms == len(terms)
+
+    score = 0.0
+    if is_product_kept:
+        score += 2
+    if has_other_product:
+        score -= 1
+    if terms:
+        score += 2.0 * accepted_terms / len(terms)
+    if lacks_required_word:
+        score -= 1
+    if is_tidy and is_product_kept and is_whole_intent and not has_other_product:
+        score += 1
+
+    faults = []
+    if not is_product_kept:
+        faults.append("实体丢失")
+    if has_other_product:
+        faults.append("混入其他实体")
+    if accepted_terms == 0 or lacks_required_word:
+        faults.append("意图丢失")
+    if 0 < accepted_terms < len(terms):
+        faults.append("有多余内容")
+    if not is_tidy:
+        faults.append("重复或冗长")
     return RewriteVerdict(_in_range(score), "，".join(faults) or "实体和意图保留，表达规范")
 
 
+def _names_another_product(rewritten: str, product: str) -> bool:
+    # A product whose name is a part of the right one's is named with it.
+    return any(name not in product for name in parts_in(rewritten, facts.PRODUCTS))
+
+
 def _judge_open_text(question: str, rewritten: str) -> RewriteVerdict:
-    """2 points for keywords of the question that the rewrite keeps, 2 for its share that the
-    question supports."""
+    """Score a rewrite of a question that the lexicon does not know.
+
+    2 points for keywords of the question that the rewrite keeps, 2 for its share that the question
+    supports, 1 for brevity without repetition.
+    """
     words = rewritten.split()
     if not words:
         return RewriteVerdict(0.0, "改写为空")
     stated = "\n".join(_stated(question)).lower()
-    wanted = keywords(stated)
     text = "".join(words).lower()
-    survived = sum(word in text for word in wanted) / len(wanted) if wanted else 1.0
-    pairs = [text[i : i + 2] for i in range(len(text) - 1)] or [text]
-    backed = sum(pair in stated for pair in pairs) / len(pairs)
-    clean = len(words) == len(set(words)) and len(text) <= max(12, len(stated))
-    score = 2 * min(1.0, survived * 1.5) + 2 * min(1.0, backed * 1.25) + clean
-    return RewriteVerdict(_in_range(score), f"关键词保留 {survived:.0%}，有依据 {backed:.0%}")
+    kept_share = _share_within(keywords(stated), text)
+    pairs = ngrams(text, 2) or [text]
+    supported_share = _share_within(pairs, stated)
+    is_clean = len(words) == len(set(words)) and len(text) <= max(12, len(stated))
+    score = 2 * min(1.0, kept_share * 1.5) + 2 * min(1.0, supported_share * 1.25)
+    if is_clean:
+        score += 1
+    reason = f"关键词保留 {kept_share:.0%}，有依据 {supported_share:.0%}"
+    return RewriteVerdict(_in_range(score), reason)
+
+
+def _share_within(parts: list[str], text: str) -> float:
+    """Share of the parts that the text contains; 1 without any part."""
+    if not parts:
+        return 1.0
+    return len(parts_in(text, parts)) / len(parts)
 
 
 def _stated(user_text: str) -> list[str]:
     """The question, preceded by the history where the question alone is too short."""
     fields = split_fields(user_text)
-    short = len(fields["query"]) < 8 and fields["history"]
-    return [fields["history"], fields["query"]] if short else [fields["query"]]
+    if fields["history"] and len(fields["query"]) < _SHORT_QUERY_CHARS:
+        return [fields["history"], fields["query"]]
+    return [fields["query"]]
 
 
 def _in_range(score: float) -> float:
@@ -245,18 +322,25 @@ def _in_range(score: float) -> float:
 
 
 def keywords(text: str) -> list[str]:
-    """The keywords of any text, in its order; those of its last sentence, which asks the question,
-    come first."""
-    asked = [part for part in _SENTENCE_END.split(text) if part.strip()][-1:]
-    found = _ranked_words("".join(asked))
-    found += [word for word in _ranked_words(text) if word not in found]
-    found = found[:OPEN_TEXT_KEYWORDS] or re.findall(r"\w+", text)[:OPEN_TEXT_KEYWORDS]
-    return sorted(found, key=text.lower().find)
+    """The keywords of any text, in its order.
+
+    Those of its last sentence, which asks the question, have priority.
+    """
+    sentences = [part for part in _SENTENCE_END.split(text) if part.strip()]
+    last_sentence = sentences[-1] if sentences else ""
+    words = _ranked_words(last_sentence)
+    words += [word for word in _ranked_words(text) if word not in words]
+    # A text without any noun or verb still has words.
+    best_words = words[:OPEN_TEXT_KEYWORDS] or re.findall(r"\w+", text)[:OPEN_TEXT_KEYWORDS]
+    return sorted(best_words, key=text.lower().find)
 
 
 def _ranked_words(text: str) -> list[str]:
+    """The words that say most about a text, the best first."""
+    # So many more are asked for that enough remain without the courtesies.
     tags = extractor().extract_tags(text, topK=OPEN_TEXT_KEYWORDS + len(_COURTESIES))
-    return [tag for tag in tags if tag.strip() and tag not in _COURTESIES][:OPEN_TEXT_KEYWORDS]
+    words = [tag for tag in tags if tag.strip() and tag not in _COURTESIES]
+    return words[:OPEN_TEXT_KEYWORDS]
 
 
 # ---- reading: which product a text is about, and what the user wants to know ----
@@ -265,7 +349,7 @@ _FIELDS = {"用户画像：": "profile", "历史摘要：": "history", "当前�
 
 
 class Reading(NamedTuple):
-    """What a text is about; None where the reader does not find it."""
+    """Product and intent of a text; None where the reader does not find it."""
 
     product: str | None
     intent: str | None
@@ -274,51 +358,63 @@ class Reading(NamedTuple):
 def split_fields(text: str) -> dict[str, str]:
     """`user_text` undone: query, profile and history; a text without labels is a query."""
     fields = {"query": "", "profile": "", "history": ""}
-    current = "query"
+    current_field = "query"
     for line in text.split("\n"):
-        label = next((label for label in _FIELDS if line.startswith(label)), None)
-        current = _FIELDS[label] if label else current
-        fields[current] += line.removeprefix(label or "")
+        label = next((label for label in _FIELDS if line.startswith(label)), "")
+        current_field = _FIELDS.get(label, current_field)
+        fields[current_field] += line.removeprefix(label)
     return fields
 
 
 def understand(text: str, reads_every_typo: bool = False) -> Reading:
     """Read a text as `user_text` renders it. A judge reads typos that the teacher doesn't."""
     fields = {name: _clean(value) for name, value in split_fields(text).items()}
-    product, rest = _find_product(fields["query"], reads_every_typo)
+    product, query = _find_product(fields["query"], reads_every_typo)
+    # A follow-up leaves the product to the history.
     if product is None and fields["history"]:
         product, _ = _find_product(fields["history"], reads_every_typo)
-    cues = [(intent, cue, rest) for intent, cue in domain.QUESTION_CUES.items()]
-    cues += [(intent, cue, fields["profile"]) for intent, cue in domain.PROFILE_CUES.items()]
-    return Reading(
-        product, next((intent for intent, cue, read in cues if re.search(cue, read)), None)
-    )
+    return Reading(product, _find_intent(query, fields["profile"]))
+
+
+def _find_intent(query: str, profile: str) -> str | None:
+    """The intent of the first cue that fits; the question decides before the profile."""
+    for intent, cue in facts.QUESTION_CUES.items():
+        if re.search(cue, query):
+            return intent
+    for intent, cue in facts.PROFILE_CUES.items():
+        if re.search(cue, profile):
+            return intent
+    return None
 
 
 @cache
 def _lexicon(with_every_typo: bool) -> tuple[re.Pattern[str], dict[str, str]]:
-    """A pattern that finds the longest name first (but not what it is to be taken *with*), and name
-    → product."""
-    names: dict[str, str] = {}
-    for product, aliases in domain.PRODUCTS.items():
-        typos = domain.PRODUCT_TYPOS.get(product, ())
-        for name in (product, *aliases, *(typos if with_every_typo else typos[:1])):
-            names[_clean(name)] = product
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("(?<![和跟与])(" + "|".join(map(re.escape, longest_first)) + ")"), names
+    """A pattern of all names of products, and name → product.
+
+    The pattern finds the longest name first, but not the name of what the product is to be taken
+    *with*.
+    """
+    products: dict[str, str] = {}
+    for product, aliases in facts.PRODUCTS.items():
+        typos = facts.PRODUCT_TYPOS.get(product, ())
+        readable_typos = typos if with_every_typo else typos[:1]
+        for name in (product, *aliases, *readable_typos):
+            products[_clean(name)] = product
+    return re.compile(f"(?<![和跟与])({pattern_of_any(products)})"), products
 
 
 def _find_product(text: str, with_every_typo: bool) -> tuple[str | None, str]:
     """The first product named, and the text without its name."""
-    pattern, names = _lexicon(with_every_typo)
+    pattern, products = _lexicon(with_every_typo)
     match = pattern.search(text)
     if match is None:
         return None, text
-    return names[match.group()], text[: match.start()] + text[match.end() :]
+    return products[match.group()], text[: match.start()] + text[match.end() :]
 
 
 def _clean(text: str) -> str:
+    """NFKC in lower case, with the sample's typos corrected."""
     text = unicodedata.normalize("NFKC", text).lower()
-    for right, wrong in domain.WORD_TYPOS.items():
+    for right, wrong in facts.WORD_TYPOS.items():
         text = text.replace(wrong, right)
     return text

@@ -13,15 +13,26 @@ CPU_INFO = Path("/proc/cpuinfo")
 _AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_CBWR": "AVX2,STRICT",  # strict: whatever the number of threads
-    "MKL_DYNAMIC": "FALSE",  # as many threads as are asked for, also on fewer cores
+    # Strict: the same numbers whatever the number of threads.
+    "MKL_CBWR": "AVX2,STRICT",
+    # As many threads as are asked for, also on fewer cores.
+    "MKL_DYNAMIC": "FALSE",
 }
 
 
 def cpu_env(threads: int, dtype: str) -> dict[str, str]:
-    """What fixes threads and instruction set, for weights of this type; on processors without AVX2
-    only threads."""
+    """Variables that fix the threads and the instruction set, for weights of this type.
+
+    On processors without AVX2, and in bf16, they fix the threads alone.
+    """
     # Threads that spin while they wait slow each other down as soon as cores are shared.
     env = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    flags = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.is_file() else ""
-    return env | (_AVX2 if dtype == "float32" and " avx2 " in flags else {})
+    if dtype == "float32" and _has_avx2():
+        env |= _AVX2
+    return env
+
+
+def _has_avx2() -> bool:
+    if not CPU_INFO.is_file():
+        return False
+    return " avx2 " in CPU_INFO.read_text(encoding="utf-8", errors="replace")

@@ -118,9 +118,9 @@ def _arm_with_digest(identities: Mapping[str, str], sha256: str) -> ArmName | No
 def _rules(
     evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None
 ) -> Iterator[Rule]:
-    arms = evaluation.arms
-    challenger = arms.get(config.challenger)
-    teacher = arms.get(TEACHER)
+    challenger = evaluation.arm(config.challenger)
+    teacher = evaluation.arm(TEACHER)
+    has_teacher = TEACHER in evaluation.arms
     metrics = {metric.name: metric for metric in evaluation.metrics}
     rivals = config.rivals
     if champion is not None:
@@ -131,9 +131,9 @@ def _rules(
     if QUALITY in metrics:
         for rival in rivals:
             yield _quality(evaluation, config, rival, metrics[QUALITY])
-    if teacher and config.max_cost_ratio is not None:
+    if has_teacher and config.max_cost_ratio is not None:
         yield _cost(challenger, teacher, config.challenger, config.max_cost_ratio)
-    if teacher and config.max_latency_ratio is not None:
+    if has_teacher and config.max_latency_ratio is not None:
         yield _latency(challenger, teacher, config.max_latency_ratio)
     if config.max_latency_p95_ms is not None:
         yield _latency_p95(challenger, config.max_latency_p95_ms)
@@ -295,8 +295,8 @@ def _rows_for(comparison: Comparison, distance: float) -> Reason:
     return reason("rows_for_difference", rows=rows)
 
 
-def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: float) -> Rule:
-    own_usd = challenger.cost_per_1000_usd if challenger else None
+def _cost(challenger: ArmFigures, teacher: ArmFigures, arm: str, limit: float) -> Rule:
+    own_usd = challenger.cost_per_1000_usd
     teacher_usd = teacher.cost_per_1000_usd
     rule = partial(Rule, name="cost", required=reason("cost_at_most", ratio=limit))
     if own_usd is None:
@@ -315,13 +315,13 @@ def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: f
     return rule(outcome="fail", found=measured, reason=reason("cost_too_high", ratio=ratio))
 
 
-def _latency(challenger: ArmFigures | None, teacher: ArmFigures, limit: float) -> Rule:
+def _latency(challenger: ArmFigures, teacher: ArmFigures, limit: float) -> Rule:
     rule = partial(Rule, name="latency", required=reason("median_at_most", ratio=limit))
-    if challenger is None or challenger.latency_p50_ms is None:
-        why = reason("latency_not_measured")
-        return rule(outcome="unknown", found=reason("not_measured"), reason=why)
     own_ms = challenger.latency_p50_ms
     teacher_ms = teacher.latency_p50_ms
+    if own_ms is None:
+        why = reason("latency_not_measured")
+        return rule(outcome="unknown", found=reason("not_measured"), reason=why)
     # Answers out of a ledger have no latency: there is nothing to be slower than.
     if not teacher_ms:
         measured = reason("median", ms=own_ms, load=challenger.latency_load)
@@ -339,12 +339,12 @@ def _latency(challenger: ArmFigures | None, teacher: ArmFigures, limit: float) -
     return rule(outcome="fail", found=measured, reason=why)
 
 
-def _latency_p95(challenger: ArmFigures | None, limit_ms: float) -> Rule:
+def _latency_p95(challenger: ArmFigures, limit_ms: float) -> Rule:
     rule = partial(Rule, name="latency_p95", required=reason("p95_at_most", limit_ms=limit_ms))
-    if challenger is None or challenger.latency_p95_ms is None:
+    own_ms = challenger.latency_p95_ms
+    if own_ms is None:
         why = reason("latency_not_measured")
         return rule(outcome="unknown", found=reason("not_measured"), reason=why)
-    own_ms = challenger.latency_p95_ms
     measured = reason("p95", ms=own_ms, load=challenger.latency_load)
     if own_ms <= limit_ms:
         return rule(outcome="pass", found=measured)

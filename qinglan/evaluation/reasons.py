@@ -15,9 +15,12 @@ import yaml
 from pydantic import BaseModel, model_validator
 
 from qinglan import text as formats
-from qinglan.text import ARMS, Both, Language
+from qinglan.text import ARMS, Both, Language, joined
 from qinglan.training.alarms import Alarm
 
+_COMMA = Both(", ", "、")
+_SEMICOLON = Both("; ", "；")
+_AND = Both(" and ", "和")
 _FILE = files("qinglan.evaluation").joinpath("texts.yaml")
 
 
@@ -104,7 +107,7 @@ class _Sentence(Formatter):
         return show(value)
 
     def _joined(self, values: list[Any], how: str) -> str:
-        # Reasons have commas of their own.
+        # Reasons have commas of their own, so a list of them needs a stronger sign.
         holds_reasons = any(isinstance(value, Reason) for value in values)
         joint = _SEMICOLON if holds_reasons and how != "comma" else _COMMA
         texts = [self.format_field(value, how) for value in values]
@@ -159,16 +162,10 @@ def _as_given(name: str) -> Both:
 
 def listed(texts: list[Both]) -> Both:
     """`a, b and c`."""
-
-    def joined(parts: list[str], joint: str, final_joint: str) -> str:
-        *first_parts, last_part = parts
-        if not first_parts:
-            return last_part
-        return f"{joint.join(first_parts)}{final_joint}{last_part}"
-
-    english = joined([text.en for text in texts], ", ", " and ")
-    chinese = joined([text.zh for text in texts], "、", "和")
-    return Both(english, chinese)
+    *first_texts, last_text = texts
+    if not first_texts:
+        return last_text
+    return joined([joined(first_texts, _COMMA), last_text], _AND)
 
 
 def _share(value: float) -> str:
@@ -176,8 +173,6 @@ def _share(value: float) -> str:
     return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
 
 
-_COMMA = Both(", ", "、")
-_SEMICOLON = Both("; ", "；")
 _WORDS: dict[str, Callable[[str], Both]] = {
     "arm": arm_words,
     "rival": rival_words,

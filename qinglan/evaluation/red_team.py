@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -130,6 +130,29 @@ class RedTeamResult(BaseModel, frozen=True, extra="forbid"):
     reason: Reason | None = None
     """Cause why it failed, or could not be checked."""
     text: str | None = None
+
+
+class RedTeamCounts(NamedTuple):
+    """An arm's results on the red team's cases."""
+
+    cases: int
+    passed: int
+    failed: int
+    blocking: int
+    """Failed cases that a release needs."""
+    unchecked: int
+
+    @classmethod
+    def of(cls, results: Sequence[RedTeamResult]) -> "RedTeamCounts":
+        outcomes = Counter(result.passed for result in results)
+        blocking = [result for result in results if result.must_pass and result.passed is False]
+        return cls(
+            cases=len(results),
+            passed=outcomes[True],
+            failed=outcomes[False],
+            blocking=len(blocking),
+            unchecked=outcomes[None],
+        )
 
 
 def cases_of(profile: Profile) -> list[Case]:

@@ -16,6 +16,7 @@ from qinglan.data.dataset.splits import was_question, with_groups
 from qinglan.evaluation import models
 from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
 from qinglan.evaluation.reasons import Reason
+from qinglan.evaluation.red_team import RedTeamCounts
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.evaluation.weights import weights_of
 from qinglan.recipes import Finding, Recipe, get_recipe
@@ -115,8 +116,9 @@ def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
         for key, value in arm.figures.items():
             figures[f"{name}/{key}"] = value
     for name, results in evaluation.red_team.items():
-        figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
-        figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
+        counts = RedTeamCounts.of(results)
+        figures[f"{name}/red_team_failed"] = counts.failed
+        figures[f"{name}/red_team_unchecked"] = counts.unchecked
     return figures
 
 

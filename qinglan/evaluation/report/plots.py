@@ -180,8 +180,7 @@ def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
         finite = [(x, y) for x, y in points if math.isfinite(y)]
         finite_series.append((label, finite))
         all_points += finite
-    x_axis = Axis.over((x for x, _ in all_points), ticks=6)
-    y_axis = Axis.over((y for _, y in all_points), ticks=5)
+    x_axis, y_axis = _axes_over(all_points, x_ticks=6, y_ticks=5)
     lines: list[Curve] = []
     for place, (label, points) in enumerate(finite_series):
         style = f"line-{place % _LINE_STYLES}"
@@ -191,6 +190,13 @@ def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
         means = _moving_means(points, half_window=window // 2)
         lines.append(Curve(label, path(means, x_axis, y_axis), style))
     return Chart(title, _STEP, x_axis, y_axis, tuple(lines))
+
+
+def _axes_over(points: Points, x_ticks: int, y_ticks: int) -> tuple[Axis, Axis]:
+    """Axes that cover the points."""
+    x_axis = Axis.over([x for x, _ in points], ticks=x_ticks)
+    y_axis = Axis.over([y for _, y in points], ticks=y_ticks)
+    return x_axis, y_axis
 
 
 def _moving_means(points: Points, half_window: int) -> list[tuple[float, float]]:
@@ -217,9 +223,9 @@ def histogram(
         return None
     bins = _bins_of([part for _, part in filled])
     outlines = [_outline(part.low, part.high, regrouped(part.counts, bins)) for _, part in filled]
-    all_points = list(chain.from_iterable(outlines))
-    x_axis = Axis.over([0.0, *(x for x, _ in all_points)], ticks=6)
-    y_axis = Axis.over([0.0, *(y for _, y in all_points)], ticks=4)
+    # Both axes include 0.
+    all_points = [(0.0, 0.0), *chain.from_iterable(outlines)]
+    x_axis, y_axis = _axes_over(all_points, x_ticks=6, y_ticks=4)
     show = signed if is_difference else number
     lines = []
     for (style, part), points in zip(filled, outlines, strict=True):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
 from qinglan.evaluation.reasons import TEXTS, Reason, reason, words
-from qinglan.evaluation.red_team import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamCounts, RedTeamResult
 from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
@@ -18,6 +18,7 @@ from qinglan.text import (
     count,
     duration,
     interval,
+    joined,
     latency,
     number,
     plain,
@@ -56,8 +57,8 @@ class RedTeam(NamedTuple):
     """The red team's cases by kind for every arm, the candidate first, and the open cases."""
 
     arms: list[ArmName]
-    kinds: list[tuple[Both, list[verdict.RedTeamCounts]]]
-    totals: list[tuple[Both, list[verdict.RedTeamCounts]]]
+    kinds: list[tuple[Both, list[RedTeamCounts]]]
+    totals: list[tuple[Both, list[RedTeamCounts]]]
     """Counts of the cases that must pass, and of those that are compared."""
     open: list[tuple[ArmName, list[RedTeamResult]]]
     """The cases that an arm did not pass."""
@@ -158,8 +159,8 @@ def loads(report: Report, names: Sequence[ArmName]) -> list[Both]:
             arms_by_load.setdefault(load.words, []).append(label)
     sentences = []
     for load_words, arms in arms_by_load.items():
-        joined = Both(", ".join(arm.en for arm in arms), "、".join(arm.zh for arm in arms))
-        sentences.append(reason("arms_under_load", arms=joined, load=load_words).words)
+        names_of_arms = joined(arms, Both(", ", "、"))
+        sentences.append(reason("arms_under_load", arms=names_of_arms, load=load_words).words)
     return sentences
 
 
@@ -192,15 +193,16 @@ def red_team(report: Report) -> RedTeam | None:
     tried_arms = [name for name, results in report.red_team.items() if results]
     if not tried_arms:
         return None
+    # The candidate first, as False comes before True.
     tried_arms.sort(key=lambda name: name != candidate)
     results_by_arm = {name: report.red_team[name] for name in tried_arms}
 
     def counts(
         label: Both, is_counted: Callable[[RedTeamResult], bool]
-    ) -> tuple[Both, list[verdict.RedTeamCounts]]:
+    ) -> tuple[Both, list[RedTeamCounts]]:
         of_arms = []
         for results in results_by_arm.values():
-            of_arms.append(verdict.RedTeamCounts.of(list(filter(is_counted, results))))
+            of_arms.append(RedTeamCounts.of(list(filter(is_counted, results))))
         return label, of_arms
 
     kinds: dict[str, Both] = {}
@@ -256,6 +258,7 @@ def noise(report: Report) -> Both | None:
     if dataset:
         for name, rows in dataset.metrics.items():
             use, _, kind = name.partition("/")
+            # The dataset stage counts them under names such as `augmented_sft/emoji`.
             if use == "augmented_sft":
                 sft_rows[kind] = int(rows)
             elif use == "augmented_rl":
@@ -290,6 +293,7 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
 def _fact_words(key: str, chinese: Mapping[str, str]) -> Both:
     """`reward_first` in words; an engine's own key stays as it is."""
     english = key.replace("_", " ")
+    # The empty ending comes last: a key may be known as it is.
     for ending, chinese_ending in (("_first", "（开始）"), ("_last", "（结束）"), ("", "")):
         name = chinese.get(key.removesuffix(ending))
         if key.endswith(ending) and name:
@@ -363,6 +367,7 @@ def _ends(ends: Interval | None, show: Show = number) -> str:
 def _ratio(own: float | None, opponents: float | None) -> Value:
     if own is None or not opponents:
         return Value(NONE)
+    # A hundredth is too coarse for a small ratio.
     digits = 2 if own >= 0.1 * opponents else 4
     return Value(f"× {number(own / opponents, digits)}")
 

@@ -48,6 +48,7 @@ def decide(
     rules = list(_rules(evaluation, alarms, config, champion))
     outcomes = {rule.outcome for rule in rules}
     verdict: Verdict = "promote"
+    # A failure weighs more than what is unknown.
     if "fail" in outcomes:
         verdict = "refuse"
     elif "unknown" in outcomes:
@@ -386,6 +387,7 @@ def _robustness(evaluation: Evaluation, challenger: str, rival: str) -> Rule:
     left_out = None
     if comparison.left_out:
         left_out = reason("cases_left_out", cases=comparison.left_out)
+    # The comparison has only the shares of passed cases.
     counts: dict[str, Value] = {
         "own": round(comparison.mean_a * comparison.n),
         "theirs": round(comparison.mean_b * comparison.n),
@@ -429,10 +431,10 @@ def _detectable_loss(comparison: Comparison) -> float:
 
 def _case_reasons(results: Sequence[RedTeamResult]) -> list[Reason]:
     """The first cases by name, and how many more there are."""
-    reasons = [
-        reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
-        for result in results[:_NAMED_CASES]
-    ]
+    reasons = []
+    for result in results[:_NAMED_CASES]:
+        case = reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
+        reasons.append(case)
     if len(results) > _NAMED_CASES:
         reasons.append(reason("and_more", cases=len(results) - _NAMED_CASES))
     return reasons
@@ -443,17 +445,21 @@ def alarm_reasons(alarms: Sequence[Alarm]) -> dict[str, Reason]:
     steps_by_name: dict[str, list[int]] = {}
     for alarm in alarms:
         steps_by_name.setdefault(alarm.name, []).append(alarm.step)
-    return {
-        name: reason("alarm_at_steps", name=name, steps=steps)
-        for name, steps in steps_by_name.items()
-    }
+    reasons = {}
+    for name, steps in steps_by_name.items():
+        reasons[name] = reason("alarm_at_steps", name=name, steps=steps)
+    return reasons
 
 
 def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
     reasons = alarm_reasons(alarms)
     accepted = [str(name) for name in config.accepted_alarms]
-    required = reason("no_alarm_but", accepted=accepted) if accepted else reason("no_alarm")
-    measured = reason("alarms", alarms=list(reasons.values())) if reasons else reason("no_alarm")
+    required = reason("no_alarm")
+    if accepted:
+        required = reason("no_alarm_but", accepted=accepted)
+    measured = reason("no_alarm")
+    if reasons:
+        measured = reason("alarms", alarms=list(reasons.values()))
     rule = partial(Rule, name="alarms", required=required, found=measured)
     blocking = [why for name, why in reasons.items() if name not in config.accepted_alarms]
     if blocking:

@@ -124,6 +124,7 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
         return reason("refuse", model=self.challenger, reasons=failed, besides=besides)
 
     def _reason_to_promote(self) -> Reason:
+        # The first model that is released replaces none.
         instead = reason("in_place_of", version=self.champion) if self.champion else None
         gain = None
         # The sentence names the gain over the first rival alone.

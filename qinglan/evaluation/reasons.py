@@ -26,6 +26,7 @@ _FILE = files("qinglan.evaluation").joinpath("texts.yaml")
 
 def _read_texts() -> dict[str, dict[str, Both]]:
     """The tables of `texts.yaml`; a name without English words is called by its key."""
+    # libyaml's loader, which is many times as fast as the one in Python.
     source = yaml.load(_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
     tables: dict[str, dict[str, Both]] = {}
     for table, texts in source.items():
@@ -48,6 +49,7 @@ class Reason(BaseModel, frozen=True, extra="forbid"):
     def _has_a_sentence(self) -> "Reason":
         if self.code not in SENTENCES:
             raise ValueError(f"{self.code!r} is no reason's code")
+        # The Chinese sentence takes the same values; a test compares them.
         names = placeholders(SENTENCES[self.code].en)
         if names != self.values.keys():
             raise ValueError(
@@ -65,6 +67,7 @@ class Reason(BaseModel, frozen=True, extra="forbid"):
 
 
 Value = Reason | str | int | float | list[Reason] | list[str] | list[int] | dict[str, str] | None
+# The type of the values names `Reason`, so its fields are complete only here.
 Reason.model_rebuild()
 
 
@@ -89,6 +92,7 @@ class _Sentence(Formatter):
 
     def format_field(self, value: Any, how: str) -> str:
         if how in TEXTS["optional"]:
+            # A missing value takes the words around it with it.
             form = TEXTS["optional"][how].in_language(self.language)
             return form.format(self.format_field(value, "")) if value else ""
         if isinstance(value, Reason):
@@ -170,7 +174,9 @@ def listed(texts: list[Both]) -> Both:
 
 def _share(value: float) -> str:
     """Percent, with a decimal below 1%."""
-    return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
+    if value >= 0.01:
+        return f"{value:.0%}"
+    return f"{value:.1%}"
 
 
 _WORDS: dict[str, Callable[[str], Both]] = {

@@ -237,6 +237,7 @@ async def try_cases(
             return _result(case, None, None, text)
         retrieved = None
         if case.checks.needs_retrieval and text:
+            # A failed call leaves the case unchecked.
             with suppress(CallError):
                 retrieved = await clients.rag.retrieve(case.query, text)
         return check(case, text or None, retrieved, recipe.parts(row, text))
@@ -267,6 +268,7 @@ def check(
         parts: of the text, by the recipe's rules.
     """
     text = answer or ""
+    # The first flaw says enough.
     flaw = next(_flaws(case, text, parts, retrieved), None)
     # Where no answer is a right one, nothing is looked up.
     was_looked_up = case.checks.needs_retrieval and bool(text.strip())
@@ -324,6 +326,7 @@ def _flaws(
     for word in checks.must_not_contain:
         if normalise(word) in key:
             yield reason("contains", word=word)
+    # Also without white space, by which a forbidden word may be spread out.
     compatible = unicodedata.normalize("NFKC", text)
     forms = (compatible, "".join(compatible.split()))
     for pattern in checks.must_not_match:
@@ -403,6 +406,7 @@ def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
 
 def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
     cases: dict[str, Case] = {}
+    # Not `splitlines`, which also breaks a line at signs that a JSON string may hold.
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
@@ -470,6 +474,7 @@ def _unfit(case: Case, recipe: Recipe) -> str:
 
 def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[Case]:
     """Each row of a workbook with the usual columns: its gold document must come first."""
+    # The whole file is read, whatever part of its workbook the profile takes.
     columns = profile.data.columns.model_copy(update={"dialogue": ""})
     data = profile.data.model_copy(
         update={"sql": None, "sheet": None, "limit": None, "columns": columns}

@@ -119,6 +119,7 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     labels = TEXTS["figures"]
     lines = [
         line(labels["questions"], lambda arm: Value(count(arm.n))),
+        # A count of 0 is shown as a dash, so that a line of zeros is left out.
         line(labels["failed"], lambda arm: Value(count(arm.failed or None))),
         line(labels["empty"], lambda arm: Value(count(arm.empty or None))),
     ]
@@ -169,9 +170,10 @@ def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
     by_pair: dict[tuple[ArmName, ArmName], list[Comparison]] = {}
     for comparison in report.comparisons:
         by_pair.setdefault((comparison.a, comparison.b), []).append(comparison)
-    return [
-        (verdict.pair_words(a, b, report), comparisons) for (a, b), comparisons in by_pair.items()
-    ]
+    labelled = []
+    for (a, b), comparisons in by_pair.items():
+        labelled.append((verdict.pair_words(a, b, report), comparisons))
+    return labelled
 
 
 def left_out(comparison: Comparison) -> Reason | None:
@@ -242,6 +244,7 @@ def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
     for stage in counting:
         bar = {
             "stage": stage,
+            # A stage may leave more rows than it took in; its bar ends at those.
             "kept": 100 * min(stage.rows_out, stage.rows_in) / most_rows,
             "dropped": 100 * sum(stage.dropped.values()) / most_rows,
             "reasons": sorted(stage.dropped.items(), key=lambda item: -item[1]),
@@ -265,10 +268,9 @@ def noise(report: Report) -> Both | None:
                 rl_rows += int(rows)
     if not sft_rows:
         return None
-    kinds = [
-        reason("noise_of_kind", kind=words(kind, "noise"), rows=rows)
-        for kind, rows in sft_rows.items()
-    ]
+    kinds = []
+    for kind, rows in sft_rows.items():
+        kinds.append(reason("noise_of_kind", kind=words(kind, "noise"), rows=rows))
     sentence = reason("questions_with_noise", sft=sum(sft_rows.values()), rl=rl_rows, kinds=kinds)
     return sentence.words
 

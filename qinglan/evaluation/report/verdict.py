@@ -221,10 +221,9 @@ def weights_words(report: Report) -> Both | None:
     weights = report.weights
     if weights is None:
         return None
-    digests = [
-        reason("digest_of", stage=stage, digest=digest[:12])
-        for stage, digest in weights.found.items()
-    ]
+    digests = []
+    for stage, digest in weights.found.items():
+        digests.append(reason("digest_of", stage=stage, digest=digest[:12]))
     merged = [reason("merged", arm=name, **figures) for name, figures in report.parity.items()]
     agreement = _agreement_words(weights)
     return reason("weights", digests=digests, agrees=agreement, merged=merged).words
@@ -304,33 +303,34 @@ def _cost(report: Report) -> ReportAnswer | None:
     own_usd = own.cost_per_1000_usd
     if own_usd is None:
         return None
-    # What a student saves is shown against the teacher, also where another student is its rival.
-    other_name = opponent(report)
+    # What a student saves is shown against the teacher, also where a student is its rival.
+    rival_name = opponent(report)
     if "teacher" in report.arms and name != "teacher":
-        other_name = "teacher"
-    other = report.arm(other_name)
-    other_usd = other.cost_per_1000_usd
-    label = arm_label_words(other_name, report)
-    rival = label
-    if label in ARMS.values():
-        rival = Both(f"the {label.en}", label.zh)
+        rival_name = "teacher"
+    rival = report.arm(rival_name)
+    rival_usd = rival.cost_per_1000_usd
+    rival_label = arm_label_words(rival_name, report)
+    if rival_label in ARMS.values():
+        rival_label = Both(f"the {rival_label.en}", rival_label.zh)
     mark = _candidates_star(report)
     price = with_interval(own_usd, own.cost_ci95, usd, usd)
     tone: Tone = "none"
     # A teacher that costs nothing is nothing to compare a price with.
-    if other_usd:
-        share = f"{own_usd / other_usd:.0%}" if own_usd / other_usd >= 0.01 else "< 1%"
-        word = Both(f"{share} of {rival.en}{mark}", f"{rival.zh}的 {share}{mark}")
-        other_price = with_interval(other_usd, other.cost_ci95, usd, usd)
-        texts = [reason("price_beside", own=price, rival=rival, theirs=other_price)]
-        if abs(own_usd - other_usd) > _SAME_COST * other_usd:
-            tone = "better" if own_usd < other_usd else "worse"
+    if rival_usd:
+        share = f"{own_usd / rival_usd:.0%}" if own_usd / rival_usd >= 0.01 else "< 1%"
+        word = Both(f"{share} of {rival_label.en}{mark}", f"{rival_label.zh}的 {share}{mark}")
+        rival_price = with_interval(rival_usd, rival.cost_ci95, usd, usd)
+        texts = [reason("price_beside", own=price, rival=rival_label, theirs=rival_price)]
+        if abs(own_usd - rival_usd) > _SAME_COST * rival_usd:
+            tone = "better" if own_usd < rival_usd else "worse"
     else:
         word = Both(f"{usd(own_usd)} per 1,000{mark}", f"每千次 {usd(own_usd)}{mark}")
         texts = [reason("price", own=price)]
     if own.latency_p50_ms is not None:
-        if other.latency_p50_ms:
-            speed = reason("speed_beside", own=_median(own), rival=rival, theirs=_median(other))
+        if rival.latency_p50_ms:
+            speed = reason(
+                "speed_beside", own=_median(own), rival=rival_label, theirs=_median(rival)
+            )
         else:
             speed = reason("speed", own=_median(own))
         texts.append(speed)
@@ -464,9 +464,9 @@ def arm_label_words(name: str, report: Report, *, head: bool = False) -> Both:
 
 def pair_words(a: ArmName, b: ArmName, report: Report) -> Both:
     """`RL − Teacher` in both languages."""
-    left = arm_label_words(a, report, head=True)
-    right = arm_label_words(b, report, head=True)
-    return Both(f"{left.en} − {right.en}", f"{left.zh} − {right.zh}")
+    a_words = arm_label_words(a, report, head=True)
+    b_words = arm_label_words(b, report, head=True)
+    return Both(f"{a_words.en} − {b_words.en}", f"{a_words.zh} − {b_words.zh}")
 
 
 def main_comparison(report: Report) -> Comparison | None:

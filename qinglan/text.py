@@ -107,6 +107,13 @@ def latency(value_ms: float | None) -> str:
     return number(value_ms, 0 if is_long else 1)
 
 
+def joined(texts: Sequence[Both], joint: Both) -> Both:
+    """The texts one after the other, with `joint` between them."""
+    english = joint.en.join([text.en for text in texts])
+    chinese = joint.zh.join([text.zh for text in texts])
+    return Both(english, chinese)
+
+
 def slug(text: str) -> str:
     """Lower-case letters, digits and dashes, as Prefect wants the names of artifacts and blocks."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

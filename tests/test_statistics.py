@@ -36,8 +36,8 @@ def compared(
     seed: int = 0,
     proportion: bool = False,
 ) -> Comparison:
-    known = groups or own_groups(len(a.scores["top1"]))
-    return compare(a, b, "top1", known, resamples=2000, seed=seed, proportion=proportion)
+    row_groups = groups or own_groups(len(a.scores["top1"]))
+    return compare(a, b, "top1", row_groups, resamples=2000, seed=seed, proportion=proportion)
 
 
 def test_diff_is_a_minus_b_and_counts_wins_ties_losses() -> None:
@@ -48,11 +48,15 @@ def test_diff_is_a_minus_b_and_counts_wins_ties_losses() -> None:
 
 
 def test_swapping_the_arms_mirrors_everything() -> None:
-    better, worse = arm("a", *[1] * 30, *[0] * 10), arm("b", *[1] * 15, *[0] * 25)
-    one, other = compared(better, worse), compared(worse, better)
-    assert one.diff == -other.diff and one.p_value == other.p_value  # type: ignore[operator]
-    assert one.ci95 is not None and other.ci95 is not None
-    assert one.ci95 == pytest.approx((-other.ci95[1], -other.ci95[0]))
+    better = arm("a", *[1] * 30, *[0] * 10)
+    worse = arm("b", *[1] * 15, *[0] * 25)
+    result = compared(better, worse)
+    mirrored = compared(worse, better)
+    assert result.diff == -mirrored.diff  # type: ignore[operator]
+    assert result.p_value == mirrored.p_value
+    assert result.ci95 is not None
+    assert mirrored.ci95 is not None
+    assert result.ci95 == pytest.approx((-mirrored.ci95[1], -mirrored.ci95[0]))
 
 
 def test_sign_flip_matches_the_exact_answer() -> None:
@@ -63,7 +67,8 @@ def test_sign_flip_matches_the_exact_answer() -> None:
 def test_standard_error_matches_the_formula_for_independent_rows() -> None:
     values = np.random.default_rng(0).normal(0.1, 1, 400)
     result = compared(arm("a", *values.tolist()), arm("b", *[0.0] * 400))
-    error, mean = values.std() / math.sqrt(400), values.mean()
+    error = values.std() / math.sqrt(400)
+    mean = values.mean()
     assert result.detectable_diff == pytest.approx(2.8 * error, rel=0.06)
     assert result.ci95 == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.02)
 
@@ -116,7 +121,8 @@ def test_groups_of_unequal_size_weigh_by_rows() -> None:
 
 
 def test_same_seed_same_numbers() -> None:
-    a, b = arm("a", *[1, 0, 1] * 20), arm("b", *[0, 1, 1, 1, 0] * 12)
+    a = arm("a", *[1, 0, 1] * 20)
+    b = arm("b", *[0, 1, 1, 1, 0] * 12)
     assert compared(a, b, seed=3) == compared(a, b, seed=3)
     assert compared(a, b, seed=3).p_value != compared(a, b, seed=4).p_value
 
@@ -143,8 +149,10 @@ def test_mcnemar_is_exact():
 def test_mcnemar_takes_rows_for_independent_and_groups_do_not():
     groups = {f"r{i}": f"g{i // 10}" for i in range(60)}
     result = compared(arm("a", *[1] * 30, *[0] * 30), arm("b", *[0] * 60), groups, proportion=True)
-    assert result.p_mcnemar is not None and result.p_mcnemar < 1e-6
-    assert result.p_value is not None and result.p_value > 0.1
+    assert result.p_mcnemar is not None
+    assert result.p_mcnemar < 1e-6
+    assert result.p_value is not None
+    assert result.p_value > 0.1
 
 
 def test_rows_needed_grow_with_the_square():
@@ -162,7 +170,8 @@ def test_holm_is_the_textbooks():
 def test_a_percentiles_interval():
     values = np.random.default_rng(4).exponential(1, 400).tolist()
     interval = percentile_ci(values, 50)
-    assert interval is not None and interval[0] < math.log(2) < interval[1] < interval[0] + 0.35
+    assert interval is not None
+    assert interval[0] < math.log(2) < interval[1] < interval[0] + 0.35
     assert percentile_ci(values, 50) == interval
     assert (percentile_ci([1.0], 50), percentile_ci([2.0, 2.0], 95)) == (None, (2.0, 2.0))
 
@@ -171,8 +180,10 @@ def test_a_ratios_interval_knows_both_its_sides():
     # One dollar a question, and every second answer is usable: two dollars a usable one.
     pairs = [(1.0, float(n % 2)) for n in range(400)]
     interval = ratio_ci(pairs, 2000)
-    assert interval is not None and interval[0] < 2 < interval[1]
-    assert interval[0] > 1.7 and interval[1] < 2.4
+    assert interval is not None
+    assert interval[0] < 2 < interval[1]
+    assert interval[0] > 1.7
+    assert interval[1] < 2.4
     assert (ratio_ci([(1.0, 0.0)] * 4), ratio_ci([(1.0, 1.0)])) == (None, None)
 
 
@@ -186,9 +197,14 @@ def test_many_groups_are_resampled_less_often(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_coverage_and_false_alarms_on_clustered_data() -> None:
-    """Without a true difference 95% of the intervals should cover 0, and 5% of the p-values be
-    below 0.05."""
-    rng, covered, alarms, trials = np.random.default_rng(5), 0, 0, 100
+    """95% of the intervals should cover 0, and 5% of the p-values be below 0.05.
+
+    There is no true difference in the data.
+    """
+    rng = np.random.default_rng(5)
+    trials = 100
+    covered = 0
+    alarms = 0
     for trial in range(trials):
         group = np.repeat(np.arange(50), rng.integers(1, 8, 50))
         values = rng.normal(0, 1, 50)[group] + rng.normal(0, 0.5, len(group))
@@ -196,7 +212,8 @@ def test_coverage_and_false_alarms_on_clustered_data() -> None:
         result = compare(
             arm("a", *values.tolist()), arm("b", *[0.0] * len(group)), "top1", names, 500, trial
         )
-        assert result.ci95 is not None and result.p_value is not None
+        assert result.ci95 is not None
+        assert result.p_value is not None
         covered += result.ci95[0] <= 0 <= result.ci95[1]
         alarms += result.p_value < 0.05
     assert 0.87 <= covered / trials <= 0.99
@@ -211,29 +228,38 @@ ALONE = {row: row for row in ONE}
 
 
 def test_kappa_takes_off_what_chance_would_bring():
-    found = agreement(ONE, OTHER, ALONE)
-    assert found and (found.share, found.n) == (pytest.approx(0.7), 50)
-    assert found.kappa == pytest.approx(0.4)
+    result = agreement(ONE, OTHER, ALONE)
+    assert result
+    assert (result.share, result.n) == (pytest.approx(0.7), 50)
+    assert result.kappa == pytest.approx(0.4)
 
 
 def test_the_interval_holds_kappa_and_is_wider_where_rows_hang_together():
-    alone, together = (
-        agreement(ONE, OTHER, ALONE),
-        agreement(ONE, OTHER, {row: str(int(row) // 10) for row in ONE}),
-    )
-    assert alone and together and alone.ci95 and together.ci95
+    groups_of_ten = {row: str(int(row) // 10) for row in ONE}
+    alone = agreement(ONE, OTHER, ALONE)
+    together = agreement(ONE, OTHER, groups_of_ten)
+    assert alone
+    assert together
+    assert alone.ci95
+    assert together.ci95
     assert alone.ci95[0] < 0.4 < alone.ci95[1]
     assert together.ci95[1] - together.ci95[0] > alone.ci95[1] - alone.ci95[0]
 
 
-def test_judges_who_always_say_the_same_show_nothing_and_a_word_that_one_alone_uses_is_disagreement():
+def test_judges_who_always_say_the_same_show_nothing():
     same = agreement({"a": "yes", "b": "yes"}, {"a": "yes", "b": "yes"}, {"a": "a", "b": "b"})
-    assert same and (same.share, same.kappa, same.ci95) == (1.0, None, None)
-    other = agreement({"a": "yes", "b": "?"}, {"a": "yes", "b": "no"}, {"a": "a", "b": "b"})
-    assert other and other.share == 0.5
+    assert same
+    assert (same.share, same.kappa, same.ci95) == (1.0, None, None)
+
+
+def test_a_word_that_one_judge_alone_uses_is_disagreement():
+    different = agreement({"a": "yes", "b": "?"}, {"a": "yes", "b": "no"}, {"a": "a", "b": "b"})
+    assert different
+    assert different.share == 0.5
 
 
 def test_one_group_says_nothing_about_spread_and_no_row_says_nothing():
-    found = agreement({"a": "yes"}, {"a": "yes"}, {"a": "a"})
-    assert found and found.ci95 is None
+    result = agreement({"a": "yes"}, {"a": "yes"}, {"a": "a"})
+    assert result
+    assert result.ci95 is None
     assert agreement({"a": "yes"}, {"b": "yes"}, {}) is None

@@ -14,7 +14,7 @@ import numpy as np
 
 from qinglan.config import Evaluate
 from qinglan.evaluation import models
-from qinglan.evaluation.arms import Arms, panel_consistency
+from qinglan.evaluation.arms import Arms, by_question, panel_consistency
 from qinglan.evaluation.reasons import Reason
 from qinglan.recipes import QUALITY, Metric, Recipe, identifying
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, documents_of, groups_of, normalise
@@ -61,6 +61,7 @@ def scores_of(arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> Sco
     values = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
     scores: dict[str, dict[str, float | None]] = {}
     for metric in recipe.grader.metrics:
+        # A row without a value stays, so that comparisons count it as left out.
         scores[metric.name] = {row_id: values[row_id].get(metric.name) for row_id in values}
     return scores
 
@@ -123,11 +124,15 @@ def _recorded(arm: Sequence[ArmRow], field: str) -> list[float]:
 
 def _per_1000(values: Sequence[float]) -> float | None:
     """The sum over 1,000 questions of the mean value; None where no question has one."""
-    return 1000 * sum(values) / len(values) if values else None
+    if not values:
+        return None
+    return 1000 * sum(values) / len(values)
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None
+    if not values:
+        return None
+    return float(np.percentile(values, percent))
 
 
 def _means(
@@ -164,14 +169,15 @@ def compare_arms(
     p-values are corrected for all comparisons on the same metric.
     """
     groups = groups_of(rows)
-    scores = {
-        name: ArmScores(arm=name, scores=scores_of(arm, rows, recipe)) for name, arm in arms.items()
-    }
+    scores = {}
+    for name, arm in arms.items():
+        scores[name] = ArmScores(arm=name, scores=scores_of(arm, rows, recipe))
     metrics = [metric for metric in recipe.grader.metrics if metric.compared]
     comparisons = []
     for a, b in pairs_of(arms):
         for metric in metrics:
             comparison = compared(scores[a], scores[b], metric, groups, config)
+            # A comparison without a common row doesn't count for the correction.
             if comparison.n:
                 comparisons.append(comparison)
     return holm_corrected(comparisons)
@@ -260,6 +266,7 @@ def _mean_difference(
     seed: int,
 ) -> MeanCi:
     """Mean of a − b over the rows where both have a value."""
+    # In no order, as `mean_ci` sorts the rows.
     common = scores_a.keys() & scores_b.keys()
     differences = {row_id: scores_a[row_id] - scores_b[row_id] for row_id in common}
     return mean_ci(differences, groups, resamples, seed)
@@ -295,6 +302,7 @@ def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:
             value = value_of(row)
             if value:
                 row_ids[value].append(row.id)
+        # Stable: of slices of one size, the first one in the rows comes first.
         largest_first = sorted(row_ids, key=lambda value: -len(row_ids[value]))
         for value in largest_first[:_MOST_VALUES]:
             yield kind, value, row_ids[value]
@@ -304,15 +312,9 @@ def examples(
     arms: Arms, rows: Sequence[Row], recipe: Recipe, count: int = 10
 ) -> list[models.ReportExample]:
     """Questions through all arms, spread over the groups of questions."""
-    entries_by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
-    report_examples = []
-    for row in _spread_over_groups(rows, count):
-        entries = {}
-        for name, by_row in entries_by_arm.items():
-            if row.id in by_row:
-                entries[name] = by_row[row.id]
-        report_examples.append(_example(row, entries, recipe))
-    return report_examples
+    entries = by_question(arms)
+    chosen_rows = _spread_over_groups(rows, count)
+    return [_example(row, entries.get(row.id, {}), recipe) for row in chosen_rows]
 
 
 def _spread_over_groups(rows: Sequence[Row], count: int) -> list[Row]:
@@ -323,6 +325,7 @@ def _spread_over_groups(rows: Sequence[Row], count: int) -> list[Row]:
     for row in ordered:
         first_of_group.setdefault(groups[row.id], row)
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
+    # Every k-th, so that the examples are not all from the beginning.
     chosen = spread[:: max(1, len(spread) // count)][:count]
     # Lazy, as a refresh has very many rows, and few of them are needed.
     further = (row for row in ordered if row not in chosen)
@@ -334,6 +337,16 @@ def _example(row: Row, entries: Mapping[ArmName, ArmRow], recipe: Recipe) -> mod
     for further_input in recipe.INPUTS:
         if further_input.name in row.inputs:
             inputs[further_input.column] = row.inputs[further_input.name]
+    example_arms = {}
+    for name, entry in entries.items():
+        # A rewrite shows its worth in what it retrieved.
+        values = {} if recipe.grader.retrieves else values_of(entry, row, recipe)
+        example_arms[name] = models.ExampleArm(
+            text=entry.text,
+            reason=entry.reason,
+            retrieved=_shown_passages(entry.retrieved),
+            values=values,
+        )
     return models.ReportExample(
         query=row.query,
         profile=row.profile,
@@ -341,15 +354,7 @@ def _example(row: Row, entries: Mapping[ArmName, ArmRow], recipe: Recipe) -> mod
         inputs=inputs,
         gold_id=row.gold_id,
         gold_title=_title_of(row.gold_id, entries.values()),
-        arms={
-            name: models.ExampleArm(
-                text=entry.text,
-                reason=entry.reason,
-                retrieved=_shown_passages(entry.retrieved),
-                values={} if recipe.grader.retrieves else values_of(entry, row, recipe),
-            )
-            for name, entry in entries.items()
-        },
+        arms=example_arms,
     )
 
 
@@ -378,10 +383,12 @@ def shared_between(
 ) -> list[models.Shared]:
     """Overlap of the test split with training rows."""
 
-    def overlap(what: models.SharedThing, keys_of: Callable[[Row], Sequence[str]]) -> models.Shared:
+    def overlap(
+        thing: models.SharedThing, keys_of: Callable[[Row], Sequence[str]]
+    ) -> models.Shared:
         train_keys = {key for row in train for key in keys_of(row)}
         test_keys = {key for row in test for key in keys_of(row)}
-        return models.Shared(what=what, test=len(test_keys), in_train=len(test_keys & train_keys))
+        return models.Shared(what=thing, test=len(test_keys), in_train=len(test_keys & train_keys))
 
     def with_context(row: Row) -> list[str]:
         inputs = "".join(identifying(row.inputs, recipe.INPUTS).values())

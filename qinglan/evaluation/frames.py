@@ -89,6 +89,7 @@ class RunFrames:
         run = read_run(self.directory)
         with site_ledger(run.profile) as ledger:
             attempts = [attempt.model_dump() for attempt in ledger.attempts("run_id", run.id)]
+        # A frame without a line has its columns all the same.
         return pd.DataFrame(attempts, columns=list(Attempt.model_fields))
 
 

@@ -48,6 +48,7 @@ def decide(
     rules = list(_rules(evaluation, alarms, config, champion))
     outcomes = {rule.outcome for rule in rules}
     verdict: Verdict = "promote"
+    # A failure weighs more than what is unknown.
     if "fail" in outcomes:
         verdict = "refuse"
     elif "unknown" in outcomes:
@@ -118,9 +119,9 @@ def _arm_with_digest(identities: Mapping[str, str], sha256: str) -> ArmName | No
 def _rules(
     evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None
 ) -> Iterator[Rule]:
-    arms = evaluation.arms
-    challenger = arms.get(config.challenger)
-    teacher = arms.get(TEACHER)
+    challenger = evaluation.arm(config.challenger)
+    teacher = evaluation.arm(TEACHER)
+    has_teacher = TEACHER in evaluation.arms
     metrics = {metric.name: metric for metric in evaluation.metrics}
     rivals = config.rivals
     if champion is not None:
@@ -131,9 +132,9 @@ def _rules(
     if QUALITY in metrics:
         for rival in rivals:
             yield _quality(evaluation, config, rival, metrics[QUALITY])
-    if teacher and config.max_cost_ratio is not None:
+    if has_teacher and config.max_cost_ratio is not None:
         yield _cost(challenger, teacher, config.challenger, config.max_cost_ratio)
-    if teacher and config.max_latency_ratio is not None:
+    if has_teacher and config.max_latency_ratio is not None:
         yield _latency(challenger, teacher, config.max_latency_ratio)
     if config.max_latency_p95_ms is not None:
         yield _latency_p95(challenger, config.max_latency_p95_ms)
@@ -295,8 +296,8 @@ def _rows_for(comparison: Comparison, distance: float) -> Reason:
     return reason("rows_for_difference", rows=rows)
 
 
-def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: float) -> Rule:
-    own_usd = challenger.cost_per_1000_usd if challenger else None
+def _cost(challenger: ArmFigures, teacher: ArmFigures, arm: str, limit: float) -> Rule:
+    own_usd = challenger.cost_per_1000_usd
     teacher_usd = teacher.cost_per_1000_usd
     rule = partial(Rule, name="cost", required=reason("cost_at_most", ratio=limit))
     if own_usd is None:
@@ -315,13 +316,13 @@ def _cost(challenger: ArmFigures | None, teacher: ArmFigures, arm: str, limit: f
     return rule(outcome="fail", found=measured, reason=reason("cost_too_high", ratio=ratio))
 
 
-def _latency(challenger: ArmFigures | None, teacher: ArmFigures, limit: float) -> Rule:
+def _latency(challenger: ArmFigures, teacher: ArmFigures, limit: float) -> Rule:
     rule = partial(Rule, name="latency", required=reason("median_at_most", ratio=limit))
-    if challenger is None or challenger.latency_p50_ms is None:
-        why = reason("latency_not_measured")
-        return rule(outcome="unknown", found=reason("not_measured"), reason=why)
     own_ms = challenger.latency_p50_ms
     teacher_ms = teacher.latency_p50_ms
+    if own_ms is None:
+        why = reason("latency_not_measured")
+        return rule(outcome="unknown", found=reason("not_measured"), reason=why)
     # Answers out of a ledger have no latency: there is nothing to be slower than.
     if not teacher_ms:
         measured = reason("median", ms=own_ms, load=challenger.latency_load)
@@ -339,12 +340,12 @@ def _latency(challenger: ArmFigures | None, teacher: ArmFigures, limit: float) -
     return rule(outcome="fail", found=measured, reason=why)
 
 
-def _latency_p95(challenger: ArmFigures | None, limit_ms: float) -> Rule:
+def _latency_p95(challenger: ArmFigures, limit_ms: float) -> Rule:
     rule = partial(Rule, name="latency_p95", required=reason("p95_at_most", limit_ms=limit_ms))
-    if challenger is None or challenger.latency_p95_ms is None:
+    own_ms = challenger.latency_p95_ms
+    if own_ms is None:
         why = reason("latency_not_measured")
         return rule(outcome="unknown", found=reason("not_measured"), reason=why)
-    own_ms = challenger.latency_p95_ms
     measured = reason("p95", ms=own_ms, load=challenger.latency_load)
     if own_ms <= limit_ms:
         return rule(outcome="pass", found=measured)
@@ -386,6 +387,7 @@ def _robustness(evaluation: Evaluation, challenger: str, rival: str) -> Rule:
     left_out = None
     if comparison.left_out:
         left_out = reason("cases_left_out", cases=comparison.left_out)
+    # The comparison has only the shares of passed cases.
     counts: dict[str, Value] = {
         "own": round(comparison.mean_a * comparison.n),
         "theirs": round(comparison.mean_b * comparison.n),
@@ -429,10 +431,10 @@ def _detectable_loss(comparison: Comparison) -> float:
 
 def _case_reasons(results: Sequence[RedTeamResult]) -> list[Reason]:
     """The first cases by name, and how many more there are."""
-    reasons = [
-        reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
-        for result in results[:_NAMED_CASES]
-    ]
+    reasons = []
+    for result in results[:_NAMED_CASES]:
+        case = reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
+        reasons.append(case)
     if len(results) > _NAMED_CASES:
         reasons.append(reason("and_more", cases=len(results) - _NAMED_CASES))
     return reasons
@@ -443,17 +445,21 @@ def alarm_reasons(alarms: Sequence[Alarm]) -> dict[str, Reason]:
     steps_by_name: dict[str, list[int]] = {}
     for alarm in alarms:
         steps_by_name.setdefault(alarm.name, []).append(alarm.step)
-    return {
-        name: reason("alarm_at_steps", name=name, steps=steps)
-        for name, steps in steps_by_name.items()
-    }
+    reasons = {}
+    for name, steps in steps_by_name.items():
+        reasons[name] = reason("alarm_at_steps", name=name, steps=steps)
+    return reasons
 
 
 def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
     reasons = alarm_reasons(alarms)
     accepted = [str(name) for name in config.accepted_alarms]
-    required = reason("no_alarm_but", accepted=accepted) if accepted else reason("no_alarm")
-    measured = reason("alarms", alarms=list(reasons.values())) if reasons else reason("no_alarm")
+    required = reason("no_alarm")
+    if accepted:
+        required = reason("no_alarm_but", accepted=accepted)
+    measured = reason("no_alarm")
+    if reasons:
+        measured = reason("alarms", alarms=list(reasons.values()))
     rule = partial(Rule, name="alarms", required=required, found=measured)
     blocking = [why for name, why in reasons.items() if name not in config.accepted_alarms]
     if blocking:

@@ -42,10 +42,12 @@ def write_pairs(profile: Profile, name: str, workbook: Path) -> tuple[str, dict[
     """
     frames = run(name, profile.paths.runs)
     run_id = frames.directory.name
+    # A run whose RL asked about no passage lacks some of these columns.
     samples = frames.samples().reindex(columns=["row_id", "passage", "relevant", "text", "rq"])
     teacher_answers = frames.rows("distill").set_index("id").answer.dropna()
     questions = _training_questions(frames)
     samples = samples[samples.row_id.isin(questions) & samples.passage.notna()]
+    # Sorted, so that the draws below don't depend on the order of the samples.
     judged = samples[[*_PAIR, "relevant"]].dropna().drop_duplicates(_PAIR).sort_values(_PAIR)
     right = int((judged.relevant == 1).sum())
     wrong = int((judged.relevant == 0).sum())
@@ -119,5 +121,6 @@ def _passages_of_other_questions(
             ]
             if pool:
                 passage = rng.choice(pool)
+                # Two terms of a question may have the same passage.
                 judged_passages[row_id].add(passage)
                 yield row_id, passage

@@ -46,11 +46,13 @@ def group_reasons(
         for row in rows_of(profile, run, stage)
         if row.judge_score is not None and row.judge_score < below
     )
+    # By id among equal scores, so that the groups are the same every time.
     worst = heapq.nsmallest(most, low, key=lambda row: (row.judge_score, row.id))
     reasons = judge_reasons(profile, worst)
     with_reason = [row for row in worst if row.id in reasons]
     with Questions() as texts:
         for row in with_reason:
+            # Without the row's question: reasons are compared.
             texts.add(row.with_question(reasons[row.id], profile="", history=""))
         first_places, _ = near_duplicate_groups(texts, ALIKE)
     rows_by_group = defaultdict[int, list[Row]](list)

@@ -91,6 +91,7 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
         decisions = [self]
         if self.also_tried:
             decisions.append(self.also_tried)
+        # False comes before True.
         return sorted(decisions, key=lambda decision: decision.is_fallback)
 
     @property
@@ -123,8 +124,10 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
         return reason("refuse", model=self.challenger, reasons=failed, besides=besides)
 
     def _reason_to_promote(self) -> Reason:
+        # The first model that is released replaces none.
         instead = reason("in_place_of", version=self.champion) if self.champion else None
         gain = None
+        # The sentence names the gain over the first rival alone.
         for rule in self.rules:
             if rule.name.startswith(GAIN):
                 rival = rule.name.removeprefix(GAIN)
@@ -212,6 +215,7 @@ class Api(ReportPart):
     @property
     def cost_usd(self) -> float:
         """This run's cost."""
+        # A call of the RAG has no price.
         paid = (self.teacher, self.answerer, self.judge, self.local_judge)
         return sum(usage.cost_usd for usage in paid)
 
@@ -263,6 +267,7 @@ class ArmFigures(ScoredMetrics):
     def figures(self) -> dict[str, float]:
         """All numbers by name, the means under their metrics' names."""
         figures: dict[str, float] = {}
+        # Intervals and the load are no numbers.
         for name, value in self.model_dump().items():
             if isinstance(value, int | float):
                 figures[name] = value
@@ -458,6 +463,10 @@ class EvaluatedArms(ReportPart):
     """Comparison of a student's texts with those of the trainer's own code: the number of
     `prompts`, the number of `equal` texts, and in these the largest `difference` of a token's
     log-probability."""
+
+    def arm(self, name: ArmName) -> ArmFigures:
+        """An arm's figures; all are unknown where there is no such arm."""
+        return self.arms.get(name, ArmFigures(n=0))
 
 
 class Evaluation(EvaluatedArms):

@@ -88,17 +88,21 @@ class RivalResult(NamedTuple):
         """The rival's price against the main teacher's."""
         own_usd = self.figures.cost_per_1000_usd
         main_usd = self.main_figures.cost_per_1000_usd
+        # An unknown price speaks for neither.
         if own_usd is None or main_usd is None:
             return "same"
         if own_usd / _SAME_COST <= main_usd <= own_usd * _SAME_COST:
             return "same"
-        return "less" if own_usd < main_usd else "more"
+        if own_usd < main_usd:
+            return "less"
+        return "more"
 
     @property
     def advice(self) -> Advice:
         primary = self.classify(self.comparisons[0])
         is_cheaper = self.price == "less"
         if self.worse:
+            # A lower price is no reason for a teacher that is no better than none.
             if primary == "better" or (is_cheaper and self.gains):
                 return "trade"
             return "keep"
@@ -172,6 +176,7 @@ def _labels(profile: Profile) -> dict[ArmName, str]:
     """The teachers' names in the report; a rival's is its arm's."""
     rivals = profile.compare.teachers
     main = profile.teacher.model.rpartition("/")[2]
+    # A rival's arm may be named as the main teacher's model.
     labels = {MAIN: main if main not in rivals else "the teacher"}
     for name in rivals:
         labels[name] = name
@@ -306,6 +311,7 @@ def _offer(result: RivalResult, *, with_advice: bool) -> Reason:
         main=result.main,
         cost=_cost(result),
         differences=differences,
+        # The leading rival's advice is the verdict's reading.
         advice=_advice(result) if with_advice else None,
     )
 
@@ -324,6 +330,7 @@ def _difference(result: RivalResult, comparison: Comparison) -> Reason:
         return reason(
             "no_difference_in", metric=metric, difference=difference, detectable=detectable
         )
+    # The sentence says higher or lower, so the size has no sign.
     size = abs(comparison.diff)
     ends = interval(comparison.ci95)
     if comparison.diff > 0:
@@ -345,6 +352,7 @@ def _cost(result: RivalResult) -> Reason:
     if result.price == "same":
         return reason("cost_same", **prices)
     factor = None
+    # A price of 0 has no multiple.
     if own_usd and main_usd:
         times = max(main_usd / own_usd, own_usd / main_usd)
         factor = reason("times_large" if times >= 10 else "times", times=times)
@@ -390,10 +398,9 @@ def _notes_on_answers(label: str, entries: Sequence[ArmRow]) -> list[Reason]:
     failures = Counter(entry.reason or "no answer" for entry in entries if entry.text is None)
     if failures:
         share = sum(failures.values()) / len(entries)
-        reasons = [
-            reason("rows_with_reason", reason=why, rows=rows)
-            for why, rows in failures.most_common()
-        ]
+        reasons = []
+        for why, rows in failures.most_common():
+            reasons.append(reason("rows_with_reason", reason=why, rows=rows))
         notes.append(reason("left_without_answer", label=label, share=share, reasons=reasons))
     # Only a live call has a latency.
     by_batch_api = sum(entry.text is not None and entry.latency_ms is None for entry in entries)

@@ -15,14 +15,18 @@ import yaml
 from pydantic import BaseModel, model_validator
 
 from qinglan import text as formats
-from qinglan.text import ARMS, Both, Language
+from qinglan.text import ARMS, Both, Language, joined
 from qinglan.training.alarms import Alarm
 
+_COMMA = Both(", ", "、")
+_SEMICOLON = Both("; ", "；")
+_AND = Both(" and ", "和")
 _FILE = files("qinglan.evaluation").joinpath("texts.yaml")
 
 
 def _read_texts() -> dict[str, dict[str, Both]]:
     """The tables of `texts.yaml`; a name without English words is called by its key."""
+    # libyaml's loader, which is many times as fast as the one in Python.
     source = yaml.load(_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
     tables: dict[str, dict[str, Both]] = {}
     for table, texts in source.items():
@@ -45,6 +49,7 @@ class Reason(BaseModel, frozen=True, extra="forbid"):
     def _has_a_sentence(self) -> "Reason":
         if self.code not in SENTENCES:
             raise ValueError(f"{self.code!r} is no reason's code")
+        # The Chinese sentence takes the same values; a test compares them.
         names = placeholders(SENTENCES[self.code].en)
         if names != self.values.keys():
             raise ValueError(
@@ -62,6 +67,7 @@ class Reason(BaseModel, frozen=True, extra="forbid"):
 
 
 Value = Reason | str | int | float | list[Reason] | list[str] | list[int] | dict[str, str] | None
+# The type of the values names `Reason`, so its fields are complete only here.
 Reason.model_rebuild()
 
 
@@ -86,6 +92,7 @@ class _Sentence(Formatter):
 
     def format_field(self, value: Any, how: str) -> str:
         if how in TEXTS["optional"]:
+            # A missing value takes the words around it with it.
             form = TEXTS["optional"][how].in_language(self.language)
             return form.format(self.format_field(value, "")) if value else ""
         if isinstance(value, Reason):
@@ -104,7 +111,7 @@ class _Sentence(Formatter):
         return show(value)
 
     def _joined(self, values: list[Any], how: str) -> str:
-        # Reasons have commas of their own.
+        # Reasons have commas of their own, so a list of them needs a stronger sign.
         holds_reasons = any(isinstance(value, Reason) for value in values)
         joint = _SEMICOLON if holds_reasons and how != "comma" else _COMMA
         texts = [self.format_field(value, how) for value in values]
@@ -159,25 +166,19 @@ def _as_given(name: str) -> Both:
 
 def listed(texts: list[Both]) -> Both:
     """`a, b and c`."""
-
-    def joined(parts: list[str], joint: str, final_joint: str) -> str:
-        *first_parts, last_part = parts
-        if not first_parts:
-            return last_part
-        return f"{joint.join(first_parts)}{final_joint}{last_part}"
-
-    english = joined([text.en for text in texts], ", ", " and ")
-    chinese = joined([text.zh for text in texts], "、", "和")
-    return Both(english, chinese)
+    *first_texts, last_text = texts
+    if not first_texts:
+        return last_text
+    return joined([joined(first_texts, _COMMA), last_text], _AND)
 
 
 def _share(value: float) -> str:
     """Percent, with a decimal below 1%."""
-    return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
+    if value >= 0.01:
+        return f"{value:.0%}"
+    return f"{value:.1%}"
 
 
-_COMMA = Both(", ", "、")
-_SEMICOLON = Both("; ", "；")
 _WORDS: dict[str, Callable[[str], Both]] = {
     "arm": arm_words,
     "rival": rival_words,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -132,6 +132,29 @@ class RedTeamResult(BaseModel, frozen=True, extra="forbid"):
     text: str | None = None
 
 
+class RedTeamCounts(NamedTuple):
+    """An arm's results on the red team's cases."""
+
+    cases: int
+    passed: int
+    failed: int
+    blocking: int
+    """Failed cases that a release needs."""
+    unchecked: int
+
+    @classmethod
+    def of(cls, results: Sequence[RedTeamResult]) -> "RedTeamCounts":
+        outcomes = Counter(result.passed for result in results)
+        blocking = [result for result in results if result.must_pass and result.passed is False]
+        return cls(
+            cases=len(results),
+            passed=outcomes[True],
+            failed=outcomes[False],
+            blocking=len(blocking),
+            unchecked=outcomes[None],
+        )
+
+
 def cases_of(profile: Profile) -> list[Case]:
     """The recipe's cases and the user's own.
 
@@ -215,6 +238,7 @@ async def try_cases(
         grade = Grade(text)
         # Most cases are checked by their words alone: nothing is retrieved for them.
         if text and (case.checks.needs_retrieval or case.checks.parts):
+            # A failed call leaves the case unchecked.
             grades = await recipe.grader.grade(row, [text], clients, tenant)
             grade = grades[text]
         return check(case, text or None, grade.retrieved, grade.parts or {})
@@ -245,6 +269,7 @@ def check(
         parts: of the text, by the recipe's rules.
     """
     text = answer or ""
+    # The first flaw says enough.
     flaw = next(_flaws(case, text, parts, retrieved), None)
     # Where no answer is a right one, nothing is looked up.
     was_looked_up = case.checks.needs_retrieval and bool(text.strip())
@@ -302,6 +327,7 @@ def _flaws(
     for word in checks.must_not_contain:
         if normalise(word) in key:
             yield reason("contains", word=word)
+    # Also without white space, by which a forbidden word may be spread out.
     compatible = unicodedata.normalize("NFKC", text)
     forms = (compatible, "".join(compatible.split()))
     for pattern in checks.must_not_match:
@@ -381,6 +407,7 @@ def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
 
 def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
     cases: dict[str, Case] = {}
+    # Not `splitlines`, which also breaks a line at signs that a JSON string may hold.
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
@@ -448,6 +475,7 @@ def _unfit(case: Case, recipe: Recipe) -> str:
 
 def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[Case]:
     """Each row of a workbook with the usual columns: its gold document must come first."""
+    # The whole file is read, whatever part of its workbook the profile takes.
     columns = profile.data.columns.model_copy(update={"dialogue": ""})
     data = profile.data.model_copy(
         update={"sql": None, "sheet": None, "limit": None, "columns": columns}

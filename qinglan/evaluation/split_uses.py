@@ -52,6 +52,7 @@ def note_evaluation(profile: Profile, run_id: str, models: str, test: Iterable[s
     root = tenant_folder(profile)
     root.mkdir(parents=True, exist_ok=True)
     sample = sorted(heapq.nsmallest(_SAMPLED, test, key=hash_fraction))
+    # Two runs of a tenant may end at the same time.
     with FileLock(root / LOCK):
         path = root / _FILE
         evaluations = _read_evaluations(path)

@@ -17,6 +17,7 @@ from qinglan.evaluation import models
 from qinglan.evaluation.arms import baseline_arms
 from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
 from qinglan.evaluation.reasons import Reason
+from qinglan.evaluation.red_team import RedTeamCounts
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.evaluation.weights import weights_of
 from qinglan.recipes import Finding, Recipe, get_recipe
@@ -80,9 +81,9 @@ def evaluate(
     """
     loads = loads or {}
     probed = probed or {}
-    figures = {
-        name: summarise(arm, rows, config, recipe, loads.get(name)) for name, arm in arms.items()
-    }
+    figures = {}
+    for name, arm in arms.items():
+        figures[name] = summarise(arm, rows, config, recipe, loads.get(name))
     findings: list[Finding] = []
     # Without an arm, a finding would be a table without a column.
     if arms:
@@ -117,8 +118,9 @@ def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
         for key, value in arm.figures.items():
             figures[f"{name}/{key}"] = value
     for name, results in evaluation.red_team.items():
-        figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
-        figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
+        counts = RedTeamCounts.of(results)
+        figures[f"{name}/red_team_failed"] = counts.failed
+        figures[f"{name}/red_team_unchecked"] = counts.unchecked
     return figures
 
 
@@ -128,6 +130,8 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
     recipe = get_recipe(profile.recipe)
     by_name = {result.stage: result for result in stages}
     evaluation = _evaluation_of(by_name, profile)
+    versions = installed_versions()
+    # A stage that was not done has no details.
     details = defaultdict[str, dict[str, Any]](dict)
     for result in stages:
         details[result.stage] = result.details
@@ -135,6 +139,8 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
     decision = details["gate"].get("decision")
     # The rules may have been asked about `gate.fallback`, whose rivals are other ones.
     gate = profile.gate.about(decision["challenger"]) if decision else profile.gate
+    # Only evaluated models are held against the gate's gain.
+    asked_gate = profile.gate if "evaluate" in by_name else None
     purchase = None
     if details["compare"].get("purchase"):
         purchase = models.Purchase.model_validate(details["compare"]["purchase"])
@@ -146,7 +152,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         retrieves=recipe.grader.retrieves,
         metrics=evaluation.metrics,
         arms=evaluation.arms,
-        comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
+        comparisons=_with_rows_needed(evaluation, asked_gate),
         slices=evaluation.slices,
         red_team=evaluation.red_team,
         findings=[*evaluation.findings, *rl_findings],
@@ -156,14 +162,14 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         parity=evaluation.parity,
         rivals=list(gate.rivals),
         command=_command_of(run),
-        versions=installed_versions(),
+        versions=versions,
         stages=[models.StageSummary.of(result, run.id) for result in stages],
         api=_api(run, stages),
         purchase=purchase,
         training=models.TrainingSummary(
             sft=details["sft"].get("summary"), rl=details["rl"].get("summary")
         ),
-        weights=weights_of(profile, by_name, installed_versions()),
+        weights=weights_of(profile, by_name, versions),
         alarms=details["rl"].get("alarms", []),
         simulated=simulated_roles_of(profile),
         decision=decision,
@@ -187,7 +193,9 @@ def _evaluation_of(stages: Mapping[str, StageResult], profile: Profile) -> model
 def _command_of(run: Run) -> str:
     """The command that does the run again."""
     command = f"qinglan run {run.flow} --profile {run.profile.name}"
-    return f"{command} --from {run.source.name}" if run.source else command
+    if run.source:
+        command += f" --from {run.source.name}"
+    return command
 
 
 def result_markdown(report: models.Report) -> str:
@@ -299,7 +307,7 @@ def _distributions(
             of_rewrites = details[stage]["histograms"]["top1_score"][1]
             top1_scores.append({**of_rewrites, "label": label})
         histograms = {"top1_score": top1_scores}
-    return {
-        name: [models.Distribution.model_validate(part) for part in parts]
-        for name, parts in histograms.items()
-    }
+    distributions = {}
+    for name, parts in histograms.items():
+        distributions[name] = [models.Distribution.model_validate(part) for part in parts]
+    return distributions

@@ -43,6 +43,7 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
         label = Both("paid calls, US dollars", "付费调用（美元）")
         yield Line(label, targets.run_usd, report.api.with_earlier_usd, at_least=False)
     if targets.days:
+        # A reused stage took its time in another run.
         seconds = sum(stage.seconds for stage in report.stages if not stage.reused_from)
         yield Line(Both("days", "天数"), targets.days, seconds / 86_400, at_least=False)
 
@@ -50,8 +51,8 @@ def target_lines(report: Report, profile: Profile) -> Iterator[Line]:
 def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
     name = candidate(report) or ""
     rival = opponent(report)
-    own = report.arms.get(name)
-    teacher = report.arms.get("teacher")
+    own = report.arm(name)
+    teacher = report.arm("teacher")
     differences: dict[str, float | None] = {}
     for metric_name, comparison in between(report.comparisons, name, rival).items():
         differences[metric_name] = comparison.diff
@@ -66,14 +67,12 @@ def _model_lines(report: Report, targets: Targets) -> Iterator[Line]:
         yield Line(label, targets.quality_loss, loss, at_least=False)
     if targets.cost_saving is not None:
         label = Both("share of cost saved", "成本降低比例")
-        own_usd = own.cost_per_1000_usd if own else None
-        teacher_usd = teacher.cost_per_1000_usd if teacher else None
-        yield Line(label, targets.cost_saving, _saved_share(own_usd, teacher_usd), at_least=True)
+        saved = _saved_share(own.cost_per_1000_usd, teacher.cost_per_1000_usd)
+        yield Line(label, targets.cost_saving, saved, at_least=True)
     if targets.latency_saving is not None:
         label = Both("share of median latency saved", "延迟中位数降低比例")
-        own_ms = own.latency_p50_ms if own else None
-        teacher_ms = teacher.latency_p50_ms if teacher else None
-        yield Line(label, targets.latency_saving, _saved_share(own_ms, teacher_ms), at_least=True)
+        saved = _saved_share(own.latency_p50_ms, teacher.latency_p50_ms)
+        yield Line(label, targets.latency_saving, saved, at_least=True)
 
 
 def _first_difference(report: Report, differences: Mapping[str, float | None]) -> float | None:
@@ -93,6 +92,7 @@ def _saved_share(own: float | None, teacher: float | None) -> float | None:
 def row_lines(rows: Mapping[str, int], targets: Targets) -> Iterator[Line]:
     """The bands of `targets.rows`, two lines each, beside the rows that each stage has left."""
     for stage, (low, high) in targets.rows.items():
+        # A run of a few stages has no share of the others.
         share = None
         if rows.get("ingest") and stage in rows:
             share = rows[stage] / rows["ingest"]
@@ -120,6 +120,7 @@ def target_findings(report: Report, profile: Profile) -> Iterator[Finding]:
 def _cost_rows(report: Report, profile: Profile) -> Iterator[FindingRow]:
     hour_usd = profile.student.gpu_hour_usd
     name = candidate(report)
+    # The candidate may have been trained by a run whose stages this one reuses.
     trainings = [stage for stage in report.stages if stage.name in ("sft", "rl")]
     if hour_usd is None or name is None or not trainings:
         return
@@ -135,16 +136,14 @@ def _cost_rows(report: Report, profile: Profile) -> Iterator[FindingRow]:
         "paid calls, of runs whose stages are reused too", "付费调用（含被复用阶段的运行）"
     )
     yield FindingRow(label=label, values=(paid_usd,))
-    own = report.arms.get(name)
-    teacher = report.arms.get("teacher")
-    if own is None or own.cost_per_1000_usd is None:
+    own_usd = report.arm(name).cost_per_1000_usd
+    teacher_usd = report.arm("teacher").cost_per_1000_usd
+    if own_usd is None or teacher_usd is None:
         return
-    if teacher is None or teacher.cost_per_1000_usd is None:
-        return
-    saved_usd = teacher.cost_per_1000_usd - own.cost_per_1000_usd
+    saved_usd = teacher_usd - own_usd
     label = Both("saved per 1,000 questions", "每千次问题节省")
     yield FindingRow(label=label, values=(saved_usd,))
-    if teacher.cost_per_1000_usd > own.cost_per_1000_usd:
+    if teacher_usd > own_usd:
         label = Both("questions until the saving has paid for it", "收回投入所需问题数")
         questions = 1000 * (training_usd + paid_usd) / saved_usd
         yield FindingRow(label=label, values=(questions,))

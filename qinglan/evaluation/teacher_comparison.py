@@ -101,6 +101,7 @@ async def ask_teacher(
         try:
             return await recipe.distill(row, clients, tenant)
         except CallError as error:
+            # A refusal says something about the teacher, an outage nothing.
             if error.transient:
                 outages.append(error.reason)
             return row.failed(error.reason)
@@ -134,11 +135,11 @@ def cost_of_unusable(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> d
             if request:
                 hashes[row.id] = request.request_hash
     calls = ledger.get_many(hashes.values())
-    return {
-        row_id: calls[request_hash].cost_usd
-        for row_id, request_hash in hashes.items()
-        if request_hash in calls
-    }
+    costs = {}
+    for row_id, request_hash in hashes.items():
+        if request_hash in calls:
+            costs[row_id] = calls[request_hash].cost_usd
+    return costs
 
 
 def arms_of(
@@ -176,9 +177,10 @@ def _original_arm(answers: Mapping[ArmName, Sequence[Row]]) -> list[ArmRow]:
         for row in rows:
             if row.original_retrieved:
                 retrieved[row.id] = row.original_retrieved
-    return original_rows(
-        row.with_retrieved(retrieved.get(row.id), row.answer_retrieved) for row in answers[MAIN]
-    )
+    questions = []
+    for row in answers[MAIN]:
+        questions.append(row.with_retrieved(retrieved.get(row.id), row.answer_retrieved))
+    return original_rows(questions)
 
 
 def evaluate_teachers(
@@ -246,6 +248,7 @@ def _comparisons(
         # Teachers that answered the same questions differ in nothing there.
         if comparison.wins or comparison.losses:
             comparisons.append(comparison)
+    # Stable, so that a rival's metrics stay in their order.
     comparisons.sort(key=lambda comparison: rivals.index(comparison.a))
     if ORIGINAL in scores:
         # Every teacher against the original question, on the first metric that there is: no gain

@@ -56,6 +56,7 @@ def weights_of(
         return None
     settings = profile.model_dump(mode="json", include=_SETTINGS)
     made_of = hash_of(settings, _code(profile), dict(versions))
+    # An empty file is None in YAML.
     by_profile = yaml.safe_load(FILE.read_text(encoding="utf-8")) or {}
     stated = by_profile.get(profile.name, {})
     return Weights(

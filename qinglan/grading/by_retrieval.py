@@ -22,7 +22,7 @@ from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score
 from qinglan.grading.leftovers import is_leftover, is_refusal
 from qinglan.grading.metrics import Metric, PrimaryMetric
 from qinglan.grading.panel import Panel
-from qinglan.grading.validation import RetrievalStatistics
+from qinglan.grading.validation_statistics import RetrievalStatistics
 from qinglan.rows import ArmRow, Retrieved, Row, normalise
 
 if TYPE_CHECKING:

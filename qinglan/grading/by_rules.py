@@ -15,7 +15,7 @@ from qinglan.grading.grader import Grader, JudgeUse
 from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score
 from qinglan.grading.metrics import JUDGE, QUALITY, Metric, PrimaryMetric
 from qinglan.grading.panel import Panel
-from qinglan.grading.validation import RuleStatistics
+from qinglan.grading.validation_statistics import RuleStatistics
 from qinglan.rows import ArmRow, Row
 
 # Figures of a sample or a step that have these names already.

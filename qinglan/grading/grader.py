@@ -9,7 +9,7 @@ from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.grading.grade import Grade, GradingRole, GradingServices, Scores
 from qinglan.grading.metrics import Metric, PrimaryMetric
 from qinglan.grading.panel import Panel
-from qinglan.grading.validation import ValidationStatistics
+from qinglan.grading.validation_statistics import ValidationStatistics
 from qinglan.rows import ArmRow, Row
 
 JudgeUse = Literal["text", "texts", "passage"]

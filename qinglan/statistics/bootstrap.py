@@ -124,7 +124,7 @@ def _cached_draws(groups: int, resamples: int, seed: int) -> tuple[Counts, ...]:
 
 
 def _draws(groups: int, resamples: int, seed: int) -> Iterator[Counts]:
-    """How often each group was drawn, a line per resample, in blocks."""
+    """Counts of the draws of each group, a line per resample, in blocks."""
     rng = np.random.default_rng([seed, 0])
     for size in block_sizes(resamples, groups):
         drawn = rng.integers(groups, size=(size, groups))

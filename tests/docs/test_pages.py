@@ -78,6 +78,13 @@ def test_both_languages_name_the_same_commands_and_figures(chinese: Path) -> Non
     assert figures[0] == figures[1]
 
 
+def test_the_readmes_results_are_among_those_that_were_measured() -> None:
+    measured = read(DOCS / "reference" / "benchmarks.md")
+    results = re.findall(r"\d\.\d{3}", read(ROOT / "README.md"))
+    assert results
+    assert [result for result in results if result not in measured] == []
+
+
 def test_every_start_page_is_there_in_both_languages() -> None:
     assert [page.name for page in START] == [page.name.replace(".zh.md", ".md") for page in CHINESE]
 

@@ -33,7 +33,7 @@ KAPPA = Finding(
 
 
 class Judged(Letters):
-    """With the judge's score among its metrics, and a table of its own."""
+    """A recipe with the judge's score among its metrics, and a table of its own."""
 
     grader = replace(
         GRADER,
@@ -68,7 +68,7 @@ ROWS = [
 
 def arm(*texts: str | None, **more: Any) -> list[ArmRow]:
     """Answers, graded by the rules; the last one stands for all that follow."""
-    shown = [*texts, *[texts[-1]] * (len(ROWS) - len(texts))]
+    all_texts = [*texts, *[texts[-1]] * (len(ROWS) - len(texts))]
     return [
         ArmRow(
             row_id=row.id,
@@ -77,7 +77,7 @@ def arm(*texts: str | None, **more: Any) -> list[ArmRow]:
             reason="empty_answer" if text is None else None,
             **more,
         )
-        for row, text in zip(ROWS, shown, strict=True)
+        for row, text in zip(ROWS, all_texts, strict=True)
     ]
 
 
@@ -95,30 +95,34 @@ def trained() -> Evaluation:
 
 def report(found: Evaluation) -> Report:
     content = found.model_dump(exclude={"red_team", "unjudged", "earlier_evaluations"})
-    known = {
+    evaluated = {
         "run_id": "r",
         "profile": "p",
         "recipe": "letters",
         "retrieves": False,
         "rivals": ["sft"],
     }
-    return Report.model_validate(content | known)
+    return Report.model_validate(content | evaluated)
 
 
 def test_pools_are_slices_and_an_example_shows_what_its_row_brings_and_what_its_answer_is_worth():
     slices = {(part.by, part.value): part for part in trained().slices}
     gold = slices["pool", "gold"]
-    assert gold.n == 30 and ("pool", "") not in slices
+    assert gold.n == 30
+    assert ("pool", "") not in slices
     assert gold.diff("rl", "sft", "pure").diff == pytest.approx(2 / 3)  # type: ignore[union-attr]
     (first, *_) = examples({"rl": arm("ab")}, ROWS, RECIPE)
     assert (first.inputs, first.arms["rl"].values) == ({"letter": "a"}, {"share": 0.5, "pure": 0.0})
 
 
 def test_gate_and_verdict_go_by_the_recipes_metrics_and_the_profiles_rivals():
-    found, gate = trained(), Gate(rivals=("sft",))
-    mcnemar = {each.metric: each.p_mcnemar is not None for each in found.comparisons}
+    of_students, gate = trained(), Gate(rivals=("sft",))
+    mcnemar = {
+        comparison.metric: comparison.p_mcnemar is not None
+        for comparison in of_students.comparisons
+    }
     assert mcnemar == {"pure": True, "share": False, "quality": False}, "a test for what is 0 or 1"
-    decision = decide(found, [], gate, None)
+    decision = decide(of_students, [], gate, None)
     assert [rule.name for rule in decision.rules] == [
         "gain_vs_sft",
         "quality_vs_sft",
@@ -126,14 +130,16 @@ def test_gate_and_verdict_go_by_the_recipes_metrics_and_the_profiles_rivals():
         "alarms",
     ]
     gain, quality = decision.rules[:2]
-    assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.render().startswith(
-        "pure answers +0.667"
+    assert (gain.outcome, quality.outcome) == ("pass", "pass")
+    assert gain.found.render().startswith("pure answers +0.667")
+    unjudged = decide(
+        of_students.model_copy(update={"metrics": of_students.metrics[:2]}), [], gate, None
     )
-    unjudged = decide(found.model_copy(update={"metrics": found.metrics[:2]}), [], gate, None)
     assert [rule.name for rule in unjudged.rules] == ["gain_vs_sft", "red_team", "alarms"]
-    main = main_comparison(report(found))
-    assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
-    assert verdict(report(found)).sentence.en.startswith(
+    main = main_comparison(report(of_students))
+    assert main
+    assert (main.a, main.b, main.metric) == ("rl", "sft", "pure")
+    assert verdict(report(of_students)).sentence.en.startswith(
         "RL student 1.000 vs SFT student 0.333 pure answers on 60 "
     )
 
@@ -162,7 +168,10 @@ def test_page_terminal_and_markdown_speak_of_answers_alone(tmp_path: Path):
     ]
     assert [word for word in (*foreign, *own) if word in text] == own
     text = shown(print_table(report(trained())))
-    assert "RL − SFT" in text and "pure answers" in text and "0.81" in text and "top-1" not in text
+    assert "RL − SFT" in text
+    assert "pure answers" in text
+    assert "0.81" in text
+    assert "top-1" not in text
     assert (
         "| Arm | n | failed | pure answers | share of the letter | judge score (0–5) |"
         in result_markdown(report(trained()))
@@ -171,18 +180,23 @@ def test_page_terminal_and_markdown_speak_of_answers_alone(tmp_path: Path):
 
 def test_who_approves_reads_answers_and_their_values(tmp_path: Path):
     arms = {
-        name: {entry.row_id: entry for entry in made}
-        for name, made in (("rl", arm("b", "a")), ("sft", arm("a")))
+        name: {entry.row_id: entry for entry in entries}
+        for name, entries in (("rl", arm("b", "a")), ("sft", arm("a")))
     }
     chosen = rows_to_review(arms, ROWS, RECIPE, "rl", losses=5, sampled=1)
-    assert [each.why for each in chosen] == ["不如SFT", "随机"]
+    assert [chosen_row.why for chosen_row in chosen] == ["不如SFT", "随机"]
     path = write_approval_workbook(tmp_path / "review.xlsx", chosen, arms, RECIPE, "rl").path
     heads, first = (
         list(row)
         for row in openpyxl.load_workbook(path).active.iter_rows(max_row=2, values_only=True)
     )
-    shown = dict(zip(heads, first, strict=True))
-    assert (shown["letter"], shown["RL：回答"], shown["RL：纯正率"], shown["SFT：纯正率"]) == (
+    first_line = dict(zip(heads, first, strict=True))
+    assert (
+        first_line["letter"],
+        first_line["RL：回答"],
+        first_line["RL：纯正率"],
+        first_line["SFT：纯正率"],
+    ) == (
         "a",
         "b",
         0,

@@ -35,7 +35,7 @@ from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
-from qinglan.grading.validation import RetrievalStatistics
+from qinglan.grading.validation_statistics import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row, groups_of
 from qinglan.runs.artifacts import Artifact, write_jsonl
@@ -45,14 +45,12 @@ from qinglan.statistics import MeanCi
 FEW = {"bootstrap_resamples": 200}
 CONFIG = Evaluate(**FEW)
 LOAD = reason("one_at_a_time", device="cpu")
-HIT, MISS = (
-    Retrieved(ids=("g", "x"), scores=(0.9, 0.5)),
-    Retrieved(ids=("x", "g"), scores=(0.6, 0.5)),
-)
+HIT = Retrieved(ids=("g", "x"), scores=(0.9, 0.5))
+MISS = Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
 
 def row(number: int, gold: str | None = "g", **update: Any) -> Row:
-    made = Row(
+    question = Row(
         id=f"{number:03}",
         tenant="t",
         query=f"问题{number}",
@@ -60,7 +58,7 @@ def row(number: int, gold: str | None = "g", **update: Any) -> Row:
         source="f!A1",
         split="test",
     )
-    return made.model_copy(update=update)
+    return question.model_copy(update=update)
 
 
 ROWS = [row(n) for n in range(40)]
@@ -93,7 +91,8 @@ PROFILE = Profile.model_validate({"name": "t"} | SIMULATED)
 
 
 async def retrieved(rag: FakeRag, **arms: list[ArmRow]) -> dict[str, list[ArmRow]]:
-    graded = await grade_arms(arms, ROWS, RECIPE.grader, Clients(rag=rag), PROFILE)  # type: ignore[arg-type]
+    clients = Clients(rag=rag)  # type: ignore[arg-type]
+    graded = await grade_arms(arms, ROWS, RECIPE.grader, clients, PROFILE)
     return graded.arms
 
 
@@ -109,7 +108,8 @@ def test_teacher_and_original_from_the_data_stages():
         ),
         row(1, status="failed", reason="teacher_refused"),
     ]
-    taught, typed = teacher_rows(rows), original_rows(rows)
+    taught = teacher_rows(rows)
+    typed = original_rows(rows)
     assert (taught[0].text, taught[0].reason, taught[0].judge_score, taught[0].cost_usd) == (
         "改写",
         None,
@@ -133,44 +133,49 @@ def test_teacher_and_original_from_the_data_stages():
 
 
 async def test_only_what_is_missing_is_asked_for_and_arms_that_agree_share_it():
-    rag, nothing = library(), ArmRow(row_id="002", reason="teacher_refused")
-    done = await retrieved(
+    rag = library()
+    nothing = ArmRow(row_id="002", reason="teacher_refused")
+    filled = await retrieved(
         rag,
         original=[ArmRow(row_id="000", text="问题0")],
         teacher=[ArmRow(row_id="000", text="新", retrieved=MISS)],
         sft=[ArmRow(row_id="000", text="新"), ArmRow(row_id="001", text="问题1"), nothing],
         rl=[ArmRow(row_id="000", text="b")],
     )
-    found = {name: [entry.retrieved for entry in arm] for name, arm in done.items()}
-    assert found == {"original": [HIT], "teacher": [MISS], "sft": [MISS, HIT, None], "rl": [HIT]}
-    assert done["sft"][2] == nothing
+    retrieved_by_arm = {name: [entry.retrieved for entry in arm] for name, arm in filled.items()}
+    assert retrieved_by_arm == {
+        "original": [HIT],
+        "teacher": [MISS],
+        "sft": [MISS, HIT, None],
+        "rl": [HIT],
+    }
+    assert filled["sft"][2] == nothing
     assert sorted(rag.asked, key=str) == [("问题0", "b"), ("问题0", None), ("问题1", "问题1")]
 
 
 async def test_an_empty_rewrite_is_wrong_and_one_that_no_call_gave_is_missing():
     line = '{"id": "000", "text": " \\n", "prompt_tokens": 9, "completion_tokens": 2}'
-    refused, rag = ArmRow(row_id="001", reason="teacher_refused"), library()
+    refused = ArmRow(row_id="001", reason="teacher_refused")
+    rag = library()
     arms = {
         "rl": [*student_rows([line], None, RECIPE.grader), *arm(*[HIT] * 40)[1:]],
         "teacher": arm(*[HIT] * 40),
     }
     arms["teacher"][:2] = [ArmRow(row_id="000", reason="empty_answer"), refused]
-    done = await retrieved(rag, **arms)
-    top1 = {name: scores_of(entries, ROWS, RECIPE)["top1"] for name, entries in done.items()}
-    values = {name: list(found.values()) for name, found in top1.items()}
-    assert (
-        values == {"rl": [0.0, *[1.0] * 39], "teacher": [0.0, None, *[1.0] * 38]}
-        and rag.asked == []
-    )
-    summary = summarise(done["teacher"], ROWS, CONFIG, RECIPE)
+    filled = await retrieved(rag, **arms)
+    top1 = {name: scores_of(entries, ROWS, RECIPE)["top1"] for name, entries in filled.items()}
+    values = {name: list(by_row.values()) for name, by_row in top1.items()}
+    assert values == {"rl": [0.0, *[1.0] * 39], "teacher": [0.0, None, *[1.0] * 38]}
+    assert rag.asked == []
+    summary = summarise(filled["teacher"], ROWS, CONFIG, RECIPE)
     assert (summary.failed, summary.empty, summary.score("top1").n) == (1, 1, 39)
 
 
 async def test_a_failed_retrieval_is_no_score():
-    (done,) = (await retrieved(library(failing=2), rl=arm(*[None] * 40))).values()
-    summary = summarise(done, ROWS, CONFIG, RECIPE)
+    (entries,) = (await retrieved(library(failing=2), rl=arm(*[None] * 40))).values()
+    summary = summarise(entries, ROWS, CONFIG, RECIPE)
     assert (summary.n, summary.failed, summary.mean("top1")) == (40, 2, 1.0)
-    assert done[0].reason == "rag_unavailable"
+    assert entries[0].reason == "rag_unavailable"
     with pytest.raises(StageError, match="calls failed for 3 of 40 questions"):
         await retrieved(library(failing=3), rl=arm(*[None] * 40))
 
@@ -188,8 +193,9 @@ async def test_a_further_teachers_refusal_is_a_finding_and_its_outage_is_none():
     )
     assert (answered.text, answered.requests, answered.retrieved) == ("新", ("hash of 新",), None)
     assert (answered.latency_ms, answered.judge_score) == (12.0, None)
+    clients = Clients({"teacher": teacher(down=3)})  # type: ignore[arg-type]
     with pytest.raises(StageError, match="teacher_unavailable 3"):
-        await ask_teacher(ROWS, RECIPE, Clients({"teacher": teacher(down=3)}), Tenant(), 0.05)  # type: ignore[arg-type]
+        await ask_teacher(ROWS, RECIPE, clients, Tenant(), max_failed_share=0.05)
 
 
 def test_scores_of_one_arm():
@@ -212,8 +218,8 @@ def test_scores_of_one_arm():
     ],
 )
 def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: float, ndcg10: float):
-    found = Retrieved(ids=tuple("g" if place == rank else f"x{place}" for place in range(1, 13)))
-    scores = scores_of(arm(found), ROWS, RECIPE)
+    passages = Retrieved(ids=tuple("g" if place == rank else f"x{place}" for place in range(1, 13)))
+    scores = scores_of(arm(passages), ROWS, RECIPE)
     values = {name: scores[name]["000"] for name in ("recall3", "recall10", "mrr10", "ndcg10")}
     assert values == pytest.approx(
         {"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10}
@@ -222,10 +228,10 @@ def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: floa
 
 def test_means_money_and_time_come_with_intervals():
     entries = [
-        each.model_copy(
+        entry.model_copy(
             update={"latency_ms": float(n), "cost_usd": 0.001 * (n % 2), "prompt_tokens": n}
         )
-        for n, each in enumerate(arm(*[HIT] * 40))
+        for n, entry in enumerate(arm(*[HIT] * 40))
     ]
     summary = summarise(entries, ROWS, CONFIG, RECIPE, LOAD)
     assert (summary.latency_n, summary.latency_load) == (40, LOAD)
@@ -234,7 +240,8 @@ def test_means_money_and_time_come_with_intervals():
         (summary.latency_p95_ms, summary.latency_p95_ci95),
         (summary.cost_per_1000_usd, summary.cost_ci95),
     ):
-        assert interval is not None and interval[0] < value < interval[1]
+        assert interval is not None
+        assert interval[0] < value < interval[1]
     assert (summary.prompt_tokens_per_1000, summary.completion_tokens_per_1000) == (19_500, None)
     assert summarise(arm(HIT), ROWS, CONFIG, RECIPE).cost_per_1000_usd is None
     rows = [row(n, gold=f"g{n // 2}") for n in range(20)]
@@ -252,12 +259,20 @@ def test_every_comparison_on_a_metric_counts_for_holm():
         "teacher": arm(*[MISS] * 40),
     }
     rows = [row(n, gold=f"g{n}") for n in range(40)]
-    found = [c for c in compare_arms(arms, rows, CONFIG, RECIPE) if c.metric == "mean_top1_score"]
-    assert [(c.a, c.b) for c in found] == [("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")]
-    assert [c.n for c in found] == [40, 20, 20], "only what both have is compared"
-    assert found[0].p_holm == pytest.approx(3 * (found[0].p_value or 0))
-    assert (found[0].detectable_diff, found[0].p_mcnemar) == (None, None), "no spread, no top-1"
-    assert {c.rows_needed for c in found} == {None}, (
+    comparisons = [
+        c for c in compare_arms(arms, rows, CONFIG, RECIPE) if c.metric == "mean_top1_score"
+    ]
+    assert [(c.a, c.b) for c in comparisons] == [
+        ("rl", "teacher"),
+        ("sft", "teacher"),
+        ("rl", "sft"),
+    ]
+    assert [c.n for c in comparisons] == [40, 20, 20], "only what both have is compared"
+    assert comparisons[0].p_holm == pytest.approx(3 * (comparisons[0].p_value or 0))
+    assert (comparisons[0].detectable_diff, comparisons[0].p_mcnemar) == (None, None), (
+        "no spread, no top-1"
+    )
+    assert {c.rows_needed for c in comparisons} == {None}, (
         "a setting that may change later; the report fills it in"
     )
 
@@ -265,9 +280,14 @@ def test_every_comparison_on_a_metric_counts_for_holm():
 def test_pairs_of_champion_and_further_teachers():
     pairs = pairs_of(["original", "teacher", "cheap", "rl", "champion"])
     assert pairs == [
-        ("rl", "teacher"), ("teacher", "original"), ("rl", "champion"), ("champion", "teacher"), ("rl", "original"),
-        ("cheap", "original"), ("rl", "cheap"),
-    ]  # fmt: skip
+        ("rl", "teacher"),
+        ("teacher", "original"),
+        ("rl", "champion"),
+        ("champion", "teacher"),
+        ("rl", "original"),
+        ("cheap", "original"),
+        ("rl", "cheap"),
+    ]
 
 
 def sliced(rows: list[Row]) -> dict[tuple[str, str], Any]:
@@ -280,12 +300,17 @@ def test_slices_and_small_ones_without_an_interval():
         row(n, gold=f"g{n}", intent="功效" if n < 30 else None, history="前" * (n % 2))
         for n in range(40)
     ]
-    found = sliced([r.model_copy(update={"query": "问" * (8 + n % 3)}) for n, r in enumerate(rows)])
-    assert {key: s.n for key, s in found.items()} == {
-        ("tenant", "t"): 40, ("intent", "功效"): 30, ("length", "≤10"): 40, ("history", "without"): 20,
+    slices = sliced(
+        [r.model_copy(update={"query": "问" * (8 + n % 3)}) for n, r in enumerate(rows)]
+    )
+    assert {key: s.n for key, s in slices.items()} == {
+        ("tenant", "t"): 40,
+        ("intent", "功效"): 30,
+        ("length", "≤10"): 40,
+        ("history", "without"): 20,
         ("history", "with"): 20,
-    }  # fmt: skip
-    difference = found["intent", "功效"].diff("rl", "teacher", "mean_top1_score")
+    }
+    difference = slices["intent", "功效"].diff("rl", "teacher", "mean_top1_score")
     assert (difference.a, difference.b, difference.n, difference.diff) == (
         "rl",
         "teacher",
@@ -293,8 +318,8 @@ def test_slices_and_small_ones_without_an_interval():
         pytest.approx(0.3),
     )
     assert difference.ci95 == pytest.approx((0.3, 0.3))
-    found = sliced([row(n, intent="少见" if n < 19 else "常见") for n in range(40)])
-    small = found["intent", "少见"]
+    slices = sliced([row(n, intent="少见" if n < 19 else "常见") for n in range(40)])
+    small = slices["intent", "少见"]
     assert (small.n, small.arms["rl"].n, small.arms["rl"].mean("mean_top1_score")) == (
         19,
         19,
@@ -319,10 +344,10 @@ def test_groups_of_questions_and_what_train_and_test_share():
     assert set(groups_of(several).values()) == {"d1", "g"}, (
         "questions that share a document, if through others"
     )
-    found = figures.shared_between(
+    overlaps = figures.shared_between(
         [row(0), row(1)], [row(1), row(2, gold="h; g"), row(3, gold=None)], RECIPE
     )
-    shared = {s.what: (s.in_train, s.test) for s in found}
+    shared = {s.what: (s.in_train, s.test) for s in overlaps}
     assert (shared["row_ids"], shared["gold_documents"]) == ((1, 3), (1, 2))
 
 
@@ -332,10 +357,13 @@ def test_examples_spread_over_groups_and_name_the_gold_document_where_an_arm_fou
     assert [example.gold_id for example in chosen] == ["g0; x0", "g1; x1", "g2; x2"]
     assert chosen[0].arms["rl"].retrieved.ids == ("g", "x")
     filled = [example.query for example in examples({}, rows, RECIPE)]
-    assert len(filled) == len(set(filled)) == 10 and filled[:5] == [each.query for each in rows[:5]]
+    assert len(filled) == len(set(filled)) == 10
+    assert filled[:5] == [question.query for question in rows[:5]]
     titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
     rows = [row(0), row(0, gold="h")]
-    assert [examples({"rl": arm(titled)}, [each], RECIPE)[0].gold_title for each in rows] == [
+    assert [
+        examples({"rl": arm(titled)}, [question], RECIPE)[0].gold_title for question in rows
+    ] == [
         "标准",
         None,
     ]
@@ -363,12 +391,12 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile_of: ProfileO
     metrics = metrics_of(evaluation.model_copy(update={"red_team": {"rl": cases}}))
     assert [metrics[f"rl/red_team_{name}"] for name in ("failed", "unchecked")] == [1, 1]
     assert metrics["teacher/failed"] == 2
-    known = {
+    parts = {
         "metrics": evaluation.metrics,
         "arms": evaluation.arms,
         "comparisons": evaluation.comparisons,
     }
-    text = result_markdown(Report(run_id="r", profile="p", recipe="query_rewrite", **known))
+    text = result_markdown(Report(run_id="r", profile="p", recipe="query_rewrite", **parts))
     assert "| teacher | 22 | 2 | 1.000 | 1.000 | 0.900 | 4.00 | " in text
 
 
@@ -388,25 +416,27 @@ def test_the_table_of_a_refresh_says_what_became_of_the_rows():
 def test_a_report_goes_by_the_setting_of_the_day_and_the_model_decided_on(
     profile_of: ProfileOf, tmp_path: Path
 ):
-    path, needed = tmp_path / "evaluation.json", []
+    path = tmp_path / "evaluation.json"
+    rows_by_gain = []
     rows = [row.model_copy(update={"gold_id": row.id}) for row in TAUGHT]
     rows[::2] = [row.model_copy(update={"answer_retrieved": MISS}) for row in rows[::2]]
     path.write_text(
         evaluate_baselines(rows, profile_of(evaluate=FEW)).model_dump_json(), encoding="utf-8"
     )
-    done = stage_result("evaluate", artifacts={"evaluation": Artifact.of(path)})
+    evaluated = stage_result("evaluate", artifacts={"evaluation": Artifact.of(path)})
     for gain in (0.03, 0.06):
         with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:
-            found = {
-                each.metric: each.rows_needed for each in build_report(run, [done]).comparisons
+            rows_needed = {
+                comparison.metric: comparison.rows_needed
+                for comparison in build_report(run, [evaluated]).comparisons
             }
-        needed.append(found["mean_top1_score"])
-        assert found["mrr10"] is None
-    assert needed[0] == pytest.approx(4 * needed[1], abs=4)
+        rows_by_gain.append(rows_needed["mean_top1_score"])
+        assert rows_needed["mrr10"] is None
+    assert rows_by_gain[0] == pytest.approx(4 * rows_by_gain[1], abs=4)
     decision = Decision(verdict="promote", challenger="sft", rules=[], is_fallback=True).model_dump(
         mode="json"
     )
-    stages = [done, stage_result("gate", details={"decision": decision})]
+    stages = [evaluated, stage_result("gate", details={"decision": decision})]
     with open_run(profile_of(gate={"rivals": ["sft"], "fallback": "sft"}), "evaluate") as run:
         assert build_report(run, stages).rivals == ["base"]
 
@@ -418,14 +448,15 @@ def test_a_report_takes_the_distributions_from_validation(profile_of: ProfileOf,
     details = json.loads(
         json.dumps({"histograms": findings.histograms()})
     )  # as the manifest keeps them
-    done = stage_result(
+    validated = stage_result(
         "validate",
         details=details,
         artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", TAUGHT)},
     )
     with open_run(profile_of(evaluate=FEW), "refresh") as run:
         report, older = (
-            build_report(run, [each]) for each in (done, done.model_copy(update={"details": {}}))
+            build_report(run, [result])
+            for result in (validated, validated.model_copy(update={"details": {}}))
         )
     assert [sum(part.counts) for part in report.distributions["top1_score"]] == [20, 20]
     assert older.distributions == {}

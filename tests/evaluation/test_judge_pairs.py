@@ -39,11 +39,11 @@ def finish_run(profile: Profile, samples: list[dict[str, Any]]) -> None:
         end_stage(run, "rl")
 
 
-def judged(row_id: str, passage: str, **found: str | float) -> dict[str, Any]:
-    return {"row_id": row_id, "passage": passage} | found
+def judged(row_id: str, passage: str, **fields: str | float) -> dict[str, Any]:
+    return {"row_id": row_id, "passage": passage} | fields
 
 
-def test_each_passage_once_with_the_best_rewrite_some_of_others_alike_questions_in_one_split_and_no_formula(
+def test_each_passage_once_with_the_best_rewrite_and_alike_questions_in_one_split(
     profile: Profile, qinglan: Qinglan, tmp_path: Path
 ):
     words = ("dataset", "judge-pairs", "--out", str(tmp_path / "judge.xlsx"))
@@ -86,11 +86,13 @@ def test_each_passage_once_with_the_best_rewrite_some_of_others_alike_questions_
         ALIKE["1"],
         ALIKE["0"],
     ]
-    assert {row.query for row in rows} == {*ALIKE.values()} and (
+    assert {row.query for row in rows} == {*ALIKE.values()}
+    assert (
         said.count("正确"),
         said.count("错误"),
     ) == (60, 62)
     placed = {
         (row.query.rstrip("呢"), row.split) for row in place_rows(rows, profile.dataset).apply(rows)
     }
-    assert len(placed) == 30 and {split for _, split in placed} == {"train", "dev", "test"}
+    assert len(placed) == 30
+    assert {split for _, split in placed} == {"train", "dev", "test"}

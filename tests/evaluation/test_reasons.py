@@ -24,10 +24,11 @@ from qinglan.training import alarms
 from qinglan.training.engines.verl import STEP_METRICS
 
 SENTENCE_TERMS = """
-    RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries
-    docs reference reward compare tolerable_loss max_cost_ratio null rows SFT run pipeline train total_steps SHA
-    rl actor_lr critic_lr ppo_epochs clip_ratio entropy_coefficient kl coefficient algorithm grpo temperature extra
-    rollouts_per_prompt samples jsonl token nat dtype
+    RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate
+    latency_queries docs reference reward compare tolerable_loss max_cost_ratio null rows SFT run
+    pipeline train total_steps SHA rl actor_lr critic_lr ppo_epochs clip_ratio entropy_coefficient
+    kl coefficient algorithm grpo temperature extra rollouts_per_prompt samples jsonl token nat
+    dtype
 """
 NAME_TERMS = "KL MRR RAG SFT log nDCG recall token top"
 
@@ -35,12 +36,14 @@ NAME_TERMS = "KL MRR RAG SFT log nDCG recall token top"
 @pytest.mark.parametrize("code", SENTENCES)
 def test_a_reason_has_a_sentence_in_both_languages(code: str):
     english, chinese = SENTENCES[code]
-    assert english and chinese and not english_in(chinese, SENTENCE_TERMS)
+    assert english
+    assert chinese
+    assert not english_in(chinese, SENTENCE_TERMS)
     assert placeholders(english) == placeholders(chinese)
 
 
 def test_the_code_and_the_sentences_agree():
-    given: list[tuple[str, set[str | None]]] = []
+    uses: list[tuple[str, set[str | None]]] = []
     """Codes that our modules give reasons, each with the names of its values."""
     root = Path(qinglan.__file__).parents[1]
     for path in (*root.glob("qinglan/**/*.py"), *root.glob("tasks/*.py")):
@@ -51,18 +54,20 @@ def test_the_code_and_the_sentences_agree():
                 and node.func.id == "reason"
             ):
                 codes = [
-                    each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)
+                    constant.value
+                    for constant in ast.walk(node.args[0])
+                    if isinstance(constant, ast.Constant)
                 ]
-                given += [
+                uses += [
                     (code, {keyword.arg for keyword in node.keywords})
                     for code in codes
                     if code in SENTENCES
                 ]
     raised = set(re.findall(r'"(alarm_\w+)"', Path(alarms.__file__).read_text(encoding="utf-8")))
-    assert {code for code, _ in given} | raised | {"approved", "refused"} == SENTENCES.keys()
+    assert {code for code, _ in uses} | raised | {"approved", "refused"} == SENTENCES.keys()
     spread = {None}  # `**values`, which are checked when the reason is made
     assert not [
-        (code, v) for code, v in given if v != placeholders(SENTENCES[code].en) and not v & spread
+        (code, v) for code, v in uses if v != placeholders(SENTENCES[code].en) and not v & spread
     ]
 
 
@@ -75,19 +80,21 @@ def test_a_reason_without_its_sentence_or_values_is_refused(code: str, values: d
 
 
 def test_a_reason_survives_a_round_trip():
-    made = reason(
+    original = reason(
         "gain_open",
         rival="sft",
         metric=Both("main verdict", "主结论"),
         why=reason("rows_for_difference", rows=2333),
     )
-    assert Reason.model_validate_json(made.model_dump_json()) == made
-    assert "主结论是否优于SFT 学生尚无定论：需要 2,333 行" in made.words.zh
+    assert Reason.model_validate_json(original.model_dump_json()) == original
+    assert "主结论是否优于SFT 学生尚无定论：需要 2,333 行" in original.words.zh
 
 
 def test_lists_are_joined_as_the_language_does():
-    found = {"kl_runaway": [3, 9], "reward_down": [4]}
-    raised = [reason("alarm_at_steps", name=name, steps=steps) for name, steps in found.items()]
+    steps_by_alarm = {"kl_runaway": [3, 9], "reward_down": [4]}
+    raised = [
+        reason("alarm_at_steps", name=name, steps=steps) for name, steps in steps_by_alarm.items()
+    ]
     assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒"), (
         "no value, no brackets"
     )

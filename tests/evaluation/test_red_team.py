@@ -64,7 +64,8 @@ def flaw(
     made: Case, text: str | None, retrieved: Retrieved | None = None, parts: Any = None
 ) -> str:
     result = check(made, text, retrieved, parts or {})
-    assert result.passed is not None and result.passed == (result.reason is None)
+    assert result.passed is not None
+    assert result.passed == (result.reason is None)
     return result.reason.render() if result.reason else ""
 
 
@@ -97,9 +98,9 @@ def own(tmp_path: Path, text: str, name: str = "own.jsonl") -> Profile:
     ],
 )
 def test_a_check_tells_good_from_bad(checks: dict[str, Any], bad: str, good: str):
-    assert (why := flaw(case(**checks), bad)) and (not bad or bad not in why), (
-        "the gate's sentence has the reason"
-    )
+    why = flaw(case(**checks), bad)
+    assert why, "the gate's sentence has the reason"
+    assert not bad or bad not in why, "the gate's sentence has the reason"
     assert flaw(case(**checks), good) == ""
     assert flaw(case(non_empty=False, **checks), None) == "", "the case asks for no answer"
 
@@ -131,7 +132,8 @@ def test_the_gold_document_must_come_first_or_among_three():
 def test_the_recipes_own_parts_are_reached_where_there_is_a_text():
     graded = case(parts={"harmless": 1.0})
     assert flaw(graded, "多喝水。", parts={"harmless": 1.0}) == ""
-    assert flaw(graded, "加倍吃。", parts={"harmless": 0.0}) and flaw(graded, "多喝水。", parts={})
+    assert flaw(graded, "加倍吃。", parts={"harmless": 0.0})
+    assert flaw(graded, "多喝水。", parts={})
     silent = case(parts={"harmless": 1.0}, non_empty=False)
     assert flaw(silent, "", parts={"harmless": 0.0}) == "", "no answer is the right one"
 
@@ -144,8 +146,10 @@ def test_going_round_in_circles():
 
 
 def right_answer(made: Case) -> str:
-    """What a small in-domain model should do: the product that is asked about, in the knowledge
-    base's words."""
+    """The answer that a small in-domain model should give.
+
+    It names the product that the case asks about, in the knowledge base's words.
+    """
     said = [
         name for names in PRODUCTS.items() for name in (names[0], *names[1]) if name in made.query
     ]
@@ -181,15 +185,14 @@ def test_the_right_thing_passes_and_cheap_tricks_fail():
         NEEDED,
         failed_ids(lambda case: "深海鱼油 食用建议 每日摄入量"),
     )
-    told = re.findall(
+    stated_counts = re.findall(
         r"(?s)copied fails (\d+) of the (\d+) that .*量, fails (\d+) and",
         GATE_PAGE.read_text("utf-8"),
     )
-    assert told == [tuple(str(len(cases)) for cases in counted)]
+    assert stated_counts == [tuple(str(len(cases)) for cases in counted)]
     contextual = {case.id for case in NEEDED if case.profile or case.history}
-    assert contextual and contextual <= failed_ids(
-        lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant))
-    )
+    assert contextual
+    assert contextual <= failed_ids(lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant)))
     system = STUDENT_SYSTEM.format(domain=PROFILE.tenant.domain)
     assert {case.id for case in NEEDED if case.kind == "injection"} <= failed_ids(
         lambda case: system
@@ -208,12 +211,14 @@ def test_an_answer_may_be_long_and_of_many_lines_unless_a_case_forbids_it(tmp_pa
     profile = own(
         tmp_path, lines(MINE | {"inputs": {"letter": "a"}, "checks": {"keeps_all": ["就医"]}})
     )
-    (made,) = cases_of(profile.model_copy(update={"recipe": LETTERS}))
-    assert check(made, "请立即就医。\n" * 40, None).passed
-    assert flaw(made, "多喝水。") == "lacks 就医, which must be there"
-    row = row_of(made, profile.tenant)
+    (of_letters,) = cases_of(profile.model_copy(update={"recipe": LETTERS}))
+    assert check(of_letters, "请立即就医。\n" * 40, None).passed
+    assert flaw(of_letters, "多喝水。") == "lacks 就医, which must be there"
+    row = row_of(of_letters, profile.tenant)
     assert (row.id, row.tenant, row.inputs) == ("redteam-mine", "sample", {"letter": "a"})
-    (rewrite,) = [each for each in cases_of(own(tmp_path, lines(MINE))) if each.id == "mine"]
+    (rewrite,) = [
+        own_case for own_case in cases_of(own(tmp_path, lines(MINE))) if own_case.id == "mine"
+    ]
     assert check(rewrite, "请立即就医。\n" * 40, None).passed is False
 
 
@@ -225,21 +230,24 @@ def test_own_cases_and_a_workbooks_rows_join_the_built_in_ones(tmp_path: Path):
     relaxed = MINE | {"id": "injection-ignore", "must_pass": False}
     cases = {case.id: case for case in cases_of(own(tmp_path, lines(MINE, relaxed)))}
     assert len(cases) == len(CASES) + 1
-    assert (
-        not cases["injection-ignore"].must_pass and cases["injection-ignore"].query == "鱼油怎么吃"
-    )
+    assert not cases["injection-ignore"].must_pass
+    assert cases["injection-ignore"].query == "鱼油怎么吃"
     profile = own(
         tmp_path, "问题,用户画像,历史摘要,标准文档\n它怎么吃,,刚聊到鱼油,深海鱼油-how\n", "mine.csv"
     )
-    made = cases_of(profile)[-1]
-    assert (made.kind, made.must_pass, made.history) == ("regression", False, "刚聊到鱼油")
-    assert made.checks.gold_top1 == "深海鱼油-how"
-    assert (made.name, made.id) == (
+    regression = cases_of(profile)[-1]
+    assert (regression.kind, regression.must_pass, regression.history) == (
+        "regression",
+        False,
+        "刚聊到鱼油",
+    )
+    assert regression.checks.gold_top1 == "深海鱼油-how"
+    assert (regression.name, regression.id) == (
         "mine.csv:2",
         f"regression-{row_id('sample', '它怎么吃', '', '刚聊到鱼油')}",
     )
-    assert check(made, "深海鱼油 用法", found("深海鱼油-how")).passed
-    assert check(made, "深海鱼油 用法", found("阿胶-how")).passed is False
+    assert check(regression, "深海鱼油 用法", found("深海鱼油-how")).passed
+    assert check(regression, "深海鱼油 用法", found("阿胶-how")).passed is False
 
 
 @pytest.mark.parametrize(
@@ -313,7 +321,8 @@ def test_a_bad_file_is_told_in_one_line(
         (tmp_path / name).unlink()
     with pytest.raises(ConfigError) as error:
         cases_of(profile.model_copy(update={"recipe": recipe or profile.recipe}))
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("recipe", "gold"), [(PROFILE.recipe, "g"), (LETTERS, None)])
@@ -338,7 +347,8 @@ def library(*found: str) -> FakeRag:
 async def passed(rag: FakeRag, **texts: str) -> dict[str, bool | None]:
     answers = {"rl": {f"redteam-{case}": text for case, text in texts.items()}}
     cases = [case for case in (LONG, KNOWN) if case.id in texts]
-    tried = await red_team.try_cases(cases, answers, RECIPE, PROFILE.tenant, Clients(rag=rag))  # type: ignore[arg-type]
+    clients = Clients(rag=rag)  # type: ignore[arg-type]
+    tried = await red_team.try_cases(cases, answers, RECIPE, PROFILE.tenant, clients)
     return {result.case_id: result.passed for result in tried["rl"]}
 
 
@@ -368,14 +378,14 @@ async def test_a_teachers_failed_call_is_no_failure_of_a_case_and_its_refusal_is
         "teacher": red_team.texts_of_teacher(entries),
         "cheap": red_team.texts_of_teacher([ArmRow(row_id="redteam-long")]),
     }
-    found = await red_team.try_cases(
+    results = await red_team.try_cases(
         [LONG, KNOWN], answers, RECIPE, PROFILE.tenant, Clients(rag=library("g"))
     )  # type: ignore[arg-type]
-    assert [(each.case_id, each.passed) for each in found["teacher"]] == [
+    assert [(result.case_id, result.passed) for result in results["teacher"]] == [
         ("long", None),
         ("known", True),
     ]
-    assert found["teacher"][0].reason == reason("call_failed", why=why)
-    assert [(each.case_id, each.passed) for each in found["cheap"]] == [("long", False)], (
+    assert results["teacher"][0].reason == reason("call_failed", why=why)
+    assert [(result.case_id, result.passed) for result in results["cheap"]] == [("long", False)], (
         "asked one case alone"
     )

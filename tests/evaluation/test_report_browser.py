@@ -15,7 +15,7 @@ from qinglan.config import Select
 from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
-from qinglan.grading.validation import RetrievalStatistics
+from qinglan.grading.validation_statistics import RetrievalStatistics
 from qinglan.recipes import get_recipe
 from qinglan.recipes.selection import select
 from qinglan.rows import Retrieved
@@ -59,18 +59,18 @@ def unwieldy() -> Report:
 
 
 def kept_nothing() -> Report:
-    """Of a refresh of which no row may teach."""
+    """The report of a refresh of which no row may teach."""
     recipe, config, validated = (
         get_recipe("query_rewrite"),
         Select(min_top1_score=0.9),
         RetrievalStatistics(),
     )
-    found = {
+    histograms = {
         f"{name}_retrieved": Retrieved(ids=("d",), scores=(0.7,)) for name in ("original", "answer")
     }
-    rows = [row(f"鱼油{n}", answer="鱼油 用量", **found) for n in range(9)]
-    for each in rows:
-        validated.add(each)
+    rows = [row(f"鱼油{n}", answer="鱼油 用量", **histograms) for n in range(9)]
+    for validated_row in rows:
+        validated.add(validated_row)
     findings = SelectedScores(select(rows, recipe.grader, config), recipe, config).findings()
     stage = {
         "name": "select",
@@ -116,21 +116,17 @@ def test_axe_finds_nothing_that_shuts_anyone_out(
         for language in ("lang-en", "lang-zh"):
             page.locator(f"label[for={language}]").click()
             page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-            found = Axe().run(page, options={"resultTypes": ["violations"]})
-            assert not found.violations_count, found.generate_report()
+            results = Axe().run(page, options={"resultTypes": ["violations"]})
+            assert not results.violations_count, results.generate_report()
 
 
 def test_one_click_changes_the_language(browser: Browser, tmp_path: Path) -> None:
     page = opened(browser, tmp_path, full(), 1000)
-    assert (
-        page.get_by_text("Is it safe to ship?").is_visible()
-        and not page.get_by_text("可以上线吗？").is_visible()
-    )
+    assert page.get_by_text("Is it safe to ship?").is_visible()
+    assert not page.get_by_text("可以上线吗？").is_visible()
     page.locator("label[for=lang-zh]").click()
-    assert (
-        page.get_by_text("可以上线吗？").is_visible()
-        and not page.get_by_text("Is it safe to ship?").is_visible()
-    )
+    assert page.get_by_text("可以上线吗？").is_visible()
+    assert not page.get_by_text("Is it safe to ship?").is_visible()
     page.keyboard.press("ArrowLeft")
     assert page.get_by_text("Is it safe to ship?").is_visible()
 
@@ -139,8 +135,6 @@ def test_paper_is_light_and_shows_what_is_folded(browser: Browser, tmp_path: Pat
     page = opened(browser, tmp_path, full(), 1000)
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert (
-        not page.locator(".switch").is_visible()
-        and page.get_by_text("All arms by slice").is_visible()
-    )
+    assert not page.locator(".switch").is_visible()
+    assert page.get_by_text("All arms by slice").is_visible()
     assert page.pdf(format="A4").count(b"/Type /Page\n") > 3

@@ -1,4 +1,4 @@
-"""How often a test split was evaluated: by other models, on the same rows, whatever arrived
+"""The count of evaluations of a test split: by other models, on the same rows, whatever arrived
 since."""
 
 import pytest
@@ -31,8 +31,13 @@ def test_other_models_on_the_same_rows_are_counted_also_where_the_split_grew(pro
         0,
     ]
     few = [("a", ["1"]), ("b", ["1", "2"]), ("c", ["3"]), ("e", ROWS)]
-    other = profile_of(tenant={"id": "other"})
-    assert [note_evaluation(other, "r", models, rows) for models, rows in few] == [0, 1, 0, 0]
+    other_tenant = profile_of(tenant={"id": "other"})
+    assert [note_evaluation(other_tenant, "r", models, rows) for models, rows in few] == [
+        0,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_a_damaged_record_is_one_line(profile_of: ProfileOf):

@@ -1,4 +1,4 @@
-"""What was planned beside what was found: a target that the run says nothing of is neither met nor
+"""Targets beside what was found: a target that the run says nothing of is neither met nor
 missed."""
 
 import pytest
@@ -19,7 +19,7 @@ def stage(name: str, rows: int = 0, seconds: float = 0.0) -> StageSummary:
 @pytest.fixture
 def report() -> Report:
     arms = {"a": "rl", "b": "teacher", "metric": "top1", "n": 100, "groups": 100}
-    found = Comparison(
+    comparison = Comparison(
         **arms,
         diff=0.05,
         ci95=(0.01, 0.09),
@@ -44,7 +44,7 @@ def report() -> Report:
             "rl": ArmFigures(n=100, cost_per_1000_usd=0.05, latency_p50_ms=200),
             "teacher": ArmFigures(n=100, cost_per_1000_usd=1.05, latency_p50_ms=400),
         },
-        comparisons=[found],
+        comparisons=[comparison],
         api=Api(teacher=Usage(cost_usd=15), judge=Usage(cost_usd=10), earlier_usd=5),
     )
 
@@ -63,9 +63,9 @@ def test_targets_are_met_missed_or_open(profile_of: ProfileOf, report: Report):
     # dollars.
     assert met == [True, None, True, False, False, True, False]
     of_data = report.model_copy(update={"stages": report.stages[:2], "arms": {}, "comparisons": []})
-    (shown,) = target_findings(of_data, profile)
-    kept = Finding.model_validate_json(shown.model_dump_json())
-    assert [number(row.values[-1]) for row in kept.rows] == ["✗", "✓", "✗"], (
+    (finding,) = target_findings(of_data, profile)
+    read_again = Finding.model_validate_json(finding.model_dump_json())
+    assert [number(row.values[-1]) for row in read_again.rows] == ["✗", "✓", "✗"], (
         "a refresh says nothing of models"
     )
     assert (
@@ -85,7 +85,7 @@ def test_the_volume_that_pays_for_the_training(profile_of: ProfileOf, report: Re
     # Three hours at $2, $30 of calls, $1 saved per 1,000 questions: $36 are back after 36,000.
     assert values == pytest.approx([6, 30, 1.0, 36_000])
     assert list(target_findings(report, profile_of())) == []
-    reused = [each.model_copy(update={"reused_from": "r0"}) for each in report.stages]
+    reused = [summary.model_copy(update={"reused_from": "r0"}) for summary in report.stages]
     (again,) = target_findings(report.model_copy(update={"stages": reused}), profile)
     assert [row.values[0] for row in again.rows] == values, (
         "what an earlier run paid for has its price too"

@@ -44,10 +44,10 @@ def question(number: int, **more: Any) -> Row:
 
 def answered(number: int, *, hit: bool = True, cost: float = 0.001) -> Row:
     gold = f"g{number}"
-    found = Retrieved(ids=(gold,), scores=(0.9,)) if hit else MISS
+    passages = Retrieved(ids=(gold,), scores=(0.9,)) if hit else MISS
     return question(
         number, answer="改写", answer_cost_usd=cost, answer_latency_ms=100.0, judge_score=4.0,
-        answer_retrieved=found, original_retrieved=MISS, gold_id=gold,
+        answer_retrieved=passages, original_retrieved=MISS, gold_id=gold,
     )  # fmt: skip
 
 
@@ -76,9 +76,9 @@ def advised(profile_of: ProfileOf) -> Advised:
     ) -> Purchase:
         profile = profile_with(profile_of, *rivals, judge=judge, tolerable_loss=loss)
         arms = arms_of({"teacher": main, **rivals}, {}, RECIPE)
-        made = advise(profile, evaluate_teachers(arms, main, EVALUATE, RECIPE), arms)
-        assert made
-        return made
+        purchase = advise(profile, evaluate_teachers(arms, main, EVALUATE, RECIPE), arms)
+        assert purchase
+        return purchase
 
     return make
 
@@ -107,15 +107,22 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
         run,
         partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}),
     )
-    known = [
-        (each.run.profile.teacher.model, each.services().teacher_url, each.stage("distill"))
-        for each in both
+    teachers = [
+        (
+            teacher.run.profile.teacher.model,
+            teacher.services().teacher_url,
+            teacher.stage("distill"),
+        )
+        for teacher in both
     ]
-    assert known == [("big", "http://main", "distill"), ("small", "http://cheap", "distill-cheap")]
-    assert {each.services().judge_url for each in both} == {"http://judge"}
+    assert teachers == [
+        ("big", "http://main", "distill"),
+        ("small", "http://cheap", "distill-cheap"),
+    ]
+    assert {teacher.services().judge_url for teacher in both} == {"http://judge"}
     # A teacher that refuses half is a finding, and only a live answer has a latency.
-    for each in both:
-        assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (
+    for teacher in both:
+        assert (teacher.run.profile.distill.max_failed_share, teacher.run.profile.distill.mode) == (
             1.0,
             "live",
         )
@@ -134,16 +141,16 @@ def test_a_refusal_is_paid_for_and_not_scored():
     cheap = evaluation.arms["cheap"]
     assert (cheap.n, cheap.failed, cheap.mean("quality")) == (4, 2, 4.0)
     assert cheap.cost_per_1000_usd == pytest.approx(1000 * (0.001 + 0.001 + 0.004) / 2)
-    found = {c.metric: c for c in evaluation.comparisons if c.b == "teacher"}
-    assert (found["quality"].n, found["quality"].one_sided) == (2, 2)
-    assert (found["answered"].n, found["answered"].diff) == (4, -0.5)
+    comparisons = {c.metric: c for c in evaluation.comparisons if c.b == "teacher"}
+    assert (comparisons["quality"].n, comparisons["quality"].one_sided) == (2, 2)
+    assert (comparisons["answered"].n, comparisons["answered"].diff) == (4, -0.5)
     unpaid = [
         row if row.status == "ok" else row.model_copy(update={"reason": "over_budget"})
         for row in rival
     ]
     arms = arms_of({"teacher": main, "cheap": unpaid}, {}, RECIPE)
-    found = {c.metric for c in evaluate_teachers(arms, main, EVALUATE, RECIPE).comparisons}
-    assert "answered" not in found, "what the budget left out is no refusal"
+    comparisons = {c.metric for c in evaluate_teachers(arms, main, EVALUATE, RECIPE).comparisons}
+    assert "answered" not in comparisons, "what the budget left out is no refusal"
     refused = arms_of({"teacher": rival[2:], "cheap": [answered(2), answered(3)]}, {}, RECIPE)
     assert refused["original"][0].retrieved == MISS, (
         "the question keeps the score that it has with the rival"
@@ -151,18 +158,23 @@ def test_a_refusal_is_paid_for_and_not_scored():
 
 
 def test_several_rivals_are_corrected_and_one_is_not():
-    main, arms = hits(10), {"teacher": hits(10), "a": hits(4), "b": hits(9)}
+    main = hits(10)
+    arms = {"teacher": hits(10), "a": hits(4), "b": hits(9)}
     both = arms_of(arms, {}, RECIPE)
-    two = evaluate_teachers(both, main, EVALUATE, RECIPE).comparisons
-    one = evaluate_teachers(
+    of_two = evaluate_teachers(both, main, EVALUATE, RECIPE).comparisons
+    of_one = evaluate_teachers(
         {k: v for k, v in both.items() if k != "b"}, main, EVALUATE, RECIPE
     ).comparisons
-    top1 = next(c for c in two if (c.a, c.metric) == ("a", "top1"))
+    top1 = next(c for c in of_two if (c.a, c.metric) == ("a", "top1"))
     assert top1.p_holm == pytest.approx(2 * (top1.p_value or 0))
-    assert {c.p_holm for c in one if c.b == "teacher"} == {None}
-    assert [(c.a, c.b) for c in two if c.metric == "top1"] == [
-        ("a", "teacher"), ("b", "teacher"), ("teacher", "original"), ("a", "original"), ("b", "original"),
-    ]  # fmt: skip
+    assert {c.p_holm for c in of_one if c.b == "teacher"} == {None}
+    assert [(c.a, c.b) for c in of_two if c.metric == "top1"] == [
+        ("a", "teacher"),
+        ("b", "teacher"),
+        ("teacher", "original"),
+        ("a", "original"),
+        ("b", "original"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +218,10 @@ def test_the_advice_weighs_quality_against_price(
     difference: str,
     reading: str,
 ):
-    found = advised(hits(*main), loss=loss, cheap=hits(*rival))
-    sentence: dict[str, Any] = found.sentence.values
+    purchase = advised(hits(*main), loss=loss, cheap=hits(*rival))
+    sentence: dict[str, Any] = purchase.sentence.values
     assert (sentence["cost"].code, sentence["difference"].code) == (f"cost_{cost}", difference)
-    assert (found.tone, found.reading.code) == (tone, reading)
+    assert (purchase.tone, purchase.reading.code) == (tone, reading)
 
 
 def test_a_teacher_that_refuses_half_is_not_flattered_and_batch_answers_are_told(advised: Advised):
@@ -218,33 +230,35 @@ def test_a_teacher_that_refuses_half_is_not_flattered_and_batch_answers_are_told
         for n, row in enumerate(hits(10, cost=0.0005))
     ]
     rival[1] = rival[1].model_copy(update={"answer_latency_ms": None})
-    found = advised(hits(10, cost=0.002), cheap=rival)
+    purchase = advised(hits(10, cost=0.002), cheap=rival)
     assert (
         "save $1.50 per 1,000 rewrites and lose 0.500 in share of questions answered"
-        in found.reading.render()
+        in purchase.reading.render()
     )
     assert "cheap left 50.0% of the questions without an answer (teacher_refused 100)" in notes_of(
-        found
+        purchase
     )
-    assert "1 of cheap's answers came by the batch API" in notes_of(found)
+    assert "1 of cheap's answers came by the batch API" in notes_of(purchase)
 
 
 def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Advised):
-    found = advised(
+    purchase = advised(
         hits(10, cost=0.01), a=hits(10, cost=0.005), b=hits(10, cost=0.001), c=hits(3, cost=0.02)
     )
-    assert found.rival == "b" and found.labels["teacher"] == "big"
-    offers = [offer.render() for offer in found.offers]
+    assert purchase.rival == "b"
+    assert purchase.labels["teacher"] == "big"
+    offers = [offer.render() for offer in purchase.offers]
     assert [text.split()[0] for text in offers] == ["a", "b", "c"]
     assert "Keep big: c is worse" in offers[2]
 
 
 def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
-    own, other = (
+    own, foreign = (
         advised(hits(10), judge=judge, qwen=hits(10))
         for judge in ("Qwen/Qwen3-32B", "deepseek-chat")
     )
-    assert "is of the same family as qwen" in notes_of(own) and "same family" not in notes_of(other)
+    assert "is of the same family as qwen" in notes_of(own)
+    assert "same family" not in notes_of(foreign)
     assert [family(model) for model in ("gpt-5", "o3-mini", "7b")] == ["openai", "openai", "7b"]
 
 
@@ -309,12 +323,15 @@ def test_arms_stand_in_order_under_the_models_names_with_every_offer_below(tmp_p
     html = page(tmp_path, REPORT)
     heads = re.findall(r"<th class=\"(?:main)?\">(?:<span class=\"en\">)?([^<]*)<", html)
     assert heads == ["Original", "gpt-5", "deepseek*", "qwen3-32b"]
-    assert "deepseek − gpt-5" in html and "Teacher" not in html
-    assert (
-        "Which teacher to buy</span>" in html and "deepseek is not shown to retrieve better" in html
-    )
-    assert "0.062" in html and "0.031" in html and "Holm" in html
-    assert EVIL not in html and "&lt;img src=x" in html
+    assert "deepseek − gpt-5" in html
+    assert "Teacher" not in html
+    assert "Which teacher to buy</span>" in html
+    assert "deepseek is not shown to retrieve better" in html
+    assert "0.062" in html
+    assert "0.031" in html
+    assert "Holm" in html
+    assert EVIL not in html
+    assert "&lt;img src=x" in html
     text = " ".join(shown(print_table(REPORT)).split())
     assert "Cost of this run:" not in text
     compared = REPORT.model_copy(
@@ -323,15 +340,18 @@ def test_arms_stand_in_order_under_the_models_names_with_every_offer_below(tmp_p
     assert "Asked: nobody. Cost of this run: $0.00" in " ".join(
         shown(print_table(compared)).split()
     )
-    assert "gpt-5" in text and "Against gpt-5:" in text and "p 0.062" in text
-    assert "deepseek is not shown to retrieve better" in text and "Teacher" not in text
+    assert "gpt-5" in text
+    assert "Against gpt-5:" in text
+    assert "p 0.062" in text
+    assert "deepseek is not shown to retrieve better" in text
+    assert "Teacher" not in text
     assert (verdict(REPORT).tone, verdict(REPORT).sentence.en) == ("better", CHEAP.render())
 
 
 def outlines(rewrite: int) -> dict[str, Any]:
-    parts = [{"label": label, "low": 0, "high": 1, "counts": counts}
-             for label, counts in (("original question", [9, 1]), ("rewrite", [rewrite, 10 - rewrite]))]  # fmt: skip
-    return {"histograms": {"top1_score": parts, "gain": parts[1:]}}
+    of_question = {"label": "original question", "low": 0, "high": 1, "counts": [9, 1]}
+    of_rewrite = {"label": "rewrite", "low": 0, "high": 1, "counts": [rewrite, 10 - rewrite]}
+    return {"histograms": {"top1_score": [of_question, of_rewrite], "gain": [of_rewrite]}}
 
 
 def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(

@@ -23,11 +23,11 @@ DIGESTS = {"base_model": "b" * 64, "sft": "5" * 64, "rl": "7" * 64}
 def found(
     profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """What a run of the profile says, with an empty file of expected digests."""
+    """The weights of a run of the profile, with an empty file of expected digests."""
     monkeypatch.setattr(weights, "FILE", tmp_path / "weights.yaml")
     weights.FILE.write_text("{}")
 
-    def made(
+    def weights_of_run(
         versions: dict[str, str] | None = None, digests: dict[str, str] = DIGESTS, **sections: Any
     ) -> Weights:
         details = {stage: {WEIGHTS_SHA256: digest} for stage, digest in digests.items()}
@@ -35,11 +35,11 @@ def found(
             s: StageResult(stage=s, key="k", run_id="r", seconds=0, details=d)
             for s, d in details.items()
         }
-        made = weights_of(profile_of(name="p", **sections), stages, versions or {})
-        assert made
-        return made
+        run_weights = weights_of(profile_of(name="p", **sections), stages, versions or {})
+        assert run_weights
+        return run_weights
 
-    return made
+    return weights_of_run
 
 
 def keep(found: Weights) -> None:
@@ -54,7 +54,8 @@ def test_digests_are_shown_and_from_which_stage_on_they_differ(
     found: Callable[..., Weights], tmp_path: Path
 ):
     shown_there = "Weights (SHA-256): base_model bbbbbbbbbbbb, sft 555555555555, rl 777777777777."
-    assert shown_there in said(found()) and "repository" not in said(found())
+    assert shown_there in said(found())
+    assert "repository" not in said(found())
     assert "权重（SHA-256）：基座模型 bbbbbbbbbbbb" in page(
         tmp_path, report(weights=found().model_dump())
     )

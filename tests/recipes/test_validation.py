@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from qinglan.errors import StageError
-from qinglan.grading.validation import RetrievalStatistics
+from qinglan.grading.validation_statistics import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
 from qinglan.statistics import Histogram, regrouped
 

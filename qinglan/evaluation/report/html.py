@@ -28,6 +28,7 @@ _UNBROKEN_HYPHEN = "\u2011"
 @cache
 def page_template() -> jinja2.Template:
     """Compiled once a process, as that takes a quarter of a second."""
+    # Untrusted texts are escaped, and an unknown name in a template is an error.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -73,6 +74,7 @@ def t(english: str | Both, chinese: str | None = None) -> Markup:
     text = english if isinstance(english, Both) else Both(english, chinese or english)
     if text.en == text.zh:
         return escape(text.en)
+    # Fonts and screen readers go by `lang`.
     spans = Markup('<span class="en">{}</span><span class="zh" lang="zh">{}</span>')
     return spans.format(text.en, text.zh)
 

@@ -53,12 +53,15 @@ class Axis(NamedTuple):
         finite = [value for value in values if math.isfinite(value)]
         low = min(finite, default=0.0)
         high = max(finite, default=1.0)
+        # A single value stands in the middle of its axis.
         if high - low < _NO_RANGE:
             low -= 0.5
             high += 0.5
         step = _round_step((high - low) / (ticks - 1))
+        # A value that is on a tick but for rounding needs no further one.
         first = math.floor(low / step + _ROUNDING)
         last = math.ceil(high / step - _ROUNDING)
+        # Rounded, as 3 · 0.1 is a little more than 0.3.
         places = tuple(round(number * step, 10) for number in range(first, last + 1))
         return cls(places[0], places[-1], places)
 
@@ -145,17 +148,16 @@ def dot_plot(
     for style, label, value, ends in rows:
         if value is None:
             continue
-        low, high = ends or (None, None)
-        is_undecided = zero and (low is None or high is None or low <= 0 <= high)
-        dot = Dot(
-            label=label,
-            text=with_interval(value, ends, show),
-            style="open" if is_undecided else style,
-            at=axis.at(value),
-            low=None if low is None else axis.at(low),
-            high=None if high is None else axis.at(high),
-        )
-        dots.append(dot)
+        low: float | None = None
+        high: float | None = None
+        includes_zero = True
+        if ends:
+            low = axis.at(ends[0])
+            high = axis.at(ends[1])
+            includes_zero = ends[0] <= 0 <= ends[1]
+        text = with_interval(value, ends, show)
+        dot_style = "open" if zero and includes_zero else style
+        dots.append(Dot(label, text, dot_style, axis.at(value), low, high))
     if not dots:
         return None
     return DotPlot(axis, tuple(dots), axis.at(0.0) if zero else None)
@@ -180,8 +182,7 @@ def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
         finite = [(x, y) for x, y in points if math.isfinite(y)]
         finite_series.append((label, finite))
         all_points += finite
-    x_axis = Axis.over((x for x, _ in all_points), ticks=6)
-    y_axis = Axis.over((y for _, y in all_points), ticks=5)
+    x_axis, y_axis = _axes_over(all_points, x_ticks=6, y_ticks=5)
     lines: list[Curve] = []
     for place, (label, points) in enumerate(finite_series):
         style = f"line-{place % _LINE_STYLES}"
@@ -191,6 +192,13 @@ def chart(title: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
         means = _moving_means(points, half_window=window // 2)
         lines.append(Curve(label, path(means, x_axis, y_axis), style))
     return Chart(title, _STEP, x_axis, y_axis, tuple(lines))
+
+
+def _axes_over(points: Points, x_ticks: int, y_ticks: int) -> tuple[Axis, Axis]:
+    """Axes that cover the points."""
+    x_axis = Axis.over([x for x, _ in points], ticks=x_ticks)
+    y_axis = Axis.over([y for _, y in points], ticks=y_ticks)
+    return x_axis, y_axis
 
 
 def _moving_means(points: Points, half_window: int) -> list[tuple[float, float]]:
@@ -217,13 +225,14 @@ def histogram(
         return None
     bins = _bins_of([part for _, part in filled])
     outlines = [_outline(part.low, part.high, regrouped(part.counts, bins)) for _, part in filled]
-    all_points = list(chain.from_iterable(outlines))
-    x_axis = Axis.over([0.0, *(x for x, _ in all_points)], ticks=6)
-    y_axis = Axis.over([0.0, *(y for _, y in all_points)], ticks=4)
+    # Both axes include 0.
+    all_points = [(0.0, 0.0), *chain.from_iterable(outlines)]
+    x_axis, y_axis = _axes_over(all_points, x_ticks=6, y_ticks=4)
     show = signed if is_difference else number
     lines = []
     for (style, part), points in zip(filled, outlines, strict=True):
         label = words(part.label)
+        # From the bins as they were counted, which are finer than those drawn.
         median = show(quantile(part.low, part.high, part.counts, 0.5), 2)
         label_with_median = Both(f"{label.en}, median {median}", f"{label.zh}，中位数 {median}")
         outline = path(points, x_axis, y_axis)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
 from qinglan.evaluation.reasons import TEXTS, Reason, reason, words
-from qinglan.evaluation.red_team import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamCounts, RedTeamResult
 from qinglan.evaluation.report import verdict
 from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
@@ -18,6 +18,7 @@ from qinglan.text import (
     count,
     duration,
     interval,
+    joined,
     latency,
     number,
     plain,
@@ -56,8 +57,8 @@ class RedTeam(NamedTuple):
     """The red team's cases by kind for every arm, the candidate first, and the open cases."""
 
     arms: list[ArmName]
-    kinds: list[tuple[Both, list[verdict.RedTeamCounts]]]
-    totals: list[tuple[Both, list[verdict.RedTeamCounts]]]
+    kinds: list[tuple[Both, list[RedTeamCounts]]]
+    totals: list[tuple[Both, list[RedTeamCounts]]]
     """Counts of the cases that must pass, and of those that are compared."""
     open: list[tuple[ArmName, list[RedTeamResult]]]
     """The cases that an arm did not pass."""
@@ -118,6 +119,7 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     labels = TEXTS["figures"]
     lines = [
         line(labels["questions"], lambda arm: Value(count(arm.n))),
+        # A count of 0 is shown as a dash, so that a line of zeros is left out.
         line(labels["failed"], lambda arm: Value(count(arm.failed or None))),
         line(labels["empty"], lambda arm: Value(count(arm.empty or None))),
     ]
@@ -158,8 +160,8 @@ def loads(report: Report, names: Sequence[ArmName]) -> list[Both]:
             arms_by_load.setdefault(load.words, []).append(label)
     sentences = []
     for load_words, arms in arms_by_load.items():
-        joined = Both(", ".join(arm.en for arm in arms), "、".join(arm.zh for arm in arms))
-        sentences.append(reason("arms_under_load", arms=joined, load=load_words).words)
+        names_of_arms = joined(arms, Both(", ", "、"))
+        sentences.append(reason("arms_under_load", arms=names_of_arms, load=load_words).words)
     return sentences
 
 
@@ -168,9 +170,10 @@ def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
     by_pair: dict[tuple[ArmName, ArmName], list[Comparison]] = {}
     for comparison in report.comparisons:
         by_pair.setdefault((comparison.a, comparison.b), []).append(comparison)
-    return [
-        (verdict.pair_words(a, b, report), comparisons) for (a, b), comparisons in by_pair.items()
-    ]
+    labelled = []
+    for (a, b), comparisons in by_pair.items():
+        labelled.append((verdict.pair_words(a, b, report), comparisons))
+    return labelled
 
 
 def left_out(comparison: Comparison) -> Reason | None:
@@ -192,15 +195,16 @@ def red_team(report: Report) -> RedTeam | None:
     tried_arms = [name for name, results in report.red_team.items() if results]
     if not tried_arms:
         return None
+    # The candidate first, as False comes before True.
     tried_arms.sort(key=lambda name: name != candidate)
     results_by_arm = {name: report.red_team[name] for name in tried_arms}
 
     def counts(
         label: Both, is_counted: Callable[[RedTeamResult], bool]
-    ) -> tuple[Both, list[verdict.RedTeamCounts]]:
+    ) -> tuple[Both, list[RedTeamCounts]]:
         of_arms = []
         for results in results_by_arm.values():
-            of_arms.append(verdict.RedTeamCounts.of(list(filter(is_counted, results))))
+            of_arms.append(RedTeamCounts.of(list(filter(is_counted, results))))
         return label, of_arms
 
     kinds: dict[str, Both] = {}
@@ -240,6 +244,7 @@ def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
     for stage in counting:
         bar = {
             "stage": stage,
+            # A stage may leave more rows than it took in; its bar ends at those.
             "kept": 100 * min(stage.rows_out, stage.rows_in) / most_rows,
             "dropped": 100 * sum(stage.dropped.values()) / most_rows,
             "reasons": sorted(stage.dropped.items(), key=lambda item: -item[1]),
@@ -256,16 +261,16 @@ def noise(report: Report) -> Both | None:
     if dataset:
         for name, rows in dataset.metrics.items():
             use, _, kind = name.partition("/")
+            # The dataset stage counts them under names such as `augmented_sft/emoji`.
             if use == "augmented_sft":
                 sft_rows[kind] = int(rows)
             elif use == "augmented_rl":
                 rl_rows += int(rows)
     if not sft_rows:
         return None
-    kinds = [
-        reason("noise_of_kind", kind=words(kind, "noise"), rows=rows)
-        for kind, rows in sft_rows.items()
-    ]
+    kinds = []
+    for kind, rows in sft_rows.items():
+        kinds.append(reason("noise_of_kind", kind=words(kind, "noise"), rows=rows))
     sentence = reason("questions_with_noise", sft=sum(sft_rows.values()), rl=rl_rows, kinds=kinds)
     return sentence.words
 
@@ -290,6 +295,7 @@ def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
 def _fact_words(key: str, chinese: Mapping[str, str]) -> Both:
     """`reward_first` in words; an engine's own key stays as it is."""
     english = key.replace("_", " ")
+    # The empty ending comes last: a key may be known as it is.
     for ending, chinese_ending in (("_first", "（开始）"), ("_last", "（结束）"), ("", "")):
         name = chinese.get(key.removesuffix(ending))
         if key.endswith(ending) and name:
@@ -363,6 +369,7 @@ def _ends(ends: Interval | None, show: Show = number) -> str:
 def _ratio(own: float | None, opponents: float | None) -> Value:
     if own is None or not opponents:
         return Value(NONE)
+    # A hundredth is too coarse for a small ratio.
     digits = 2 if own >= 0.1 * opponents else 4
     return Value(f"× {number(own / opponents, digits)}")
 

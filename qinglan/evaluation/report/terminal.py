@@ -163,9 +163,12 @@ def stages_table(stages: Sequence[StageSummary]) -> Table:
     table = _table("stage", ("in", "out", "time"))
     table.add_column("dropped, and why")
     for stage in stages:
+        rows_in = NONE
+        rows_out = NONE
         # A stage that takes no rows leaves none either.
-        rows_in = count(stage.rows_in) if stage.rows_in else NONE
-        rows_out = count(stage.rows_out) if stage.rows_in else NONE
+        if stage.rows_in:
+            rows_in = count(stage.rows_in)
+            rows_out = count(stage.rows_out)
         notes = []
         if stage.dropped:
             most_frequent_first = sorted(stage.dropped.items(), key=lambda item: -item[1])
@@ -230,6 +233,7 @@ def _examples_table(report: Report) -> Table:
             arm = example.arms.get(name)
             text = arm.text if arm else None
             score = top1_of(arm.retrieved) if arm else None
+            # A user's or a model's text could steer the terminal.
             cells.append(Text(one_line(text or NONE)))
             cells.append(Text(number(score)))
         table.add_row(*cells)
@@ -242,6 +246,7 @@ def _calls_line(report: Report) -> str:
     for role, usage in report.api:
         if isinstance(usage, Usage | RagCalls) and (usage.calls or usage.cached):
             name = "RAG" if role == "rag" else role.replace("_", " ")
+            # A star marks what a simulator answered.
             mark = "*" if role in report.simulated else ""
             roles.append(f"{name}{mark} {', '.join(_usage_words(usage))}")
     asked_roles = "; ".join(roles) or "nobody"
@@ -251,15 +256,22 @@ def _calls_line(report: Report) -> str:
 def _usage_words(usage: Usage | RagCalls) -> list[str]:
     words = []
     if usage.calls:
-        words.append(f"{count(usage.calls)} {'call' if usage.calls == 1 else 'calls'}")
+        words.append(_with_noun(usage.calls, "call"))
     if usage.cached:
-        answers = "known answer" if usage.cached == 1 else "known answers"
-        words.append(f"{count(usage.cached)} {answers}")
+        words.append(_with_noun(usage.cached, "known answer"))
     if usage.failed:
         words.append(f"{count(usage.failed)} failed")
+    # Calls of the RAG have no price.
     if isinstance(usage, Usage):
         words.append(usd(usage.cost_usd))
     return words
+
+
+def _with_noun(number_of: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    if number_of == 1:
+        return f"1 {noun}"
+    return f"{count(number_of)} {noun}s"
 
 
 def _arms_table(report: Report) -> Table:
@@ -268,6 +280,7 @@ def _arms_table(report: Report) -> Table:
     first = tables.first_with_values(metrics, report.arms.values())
     heads = []
     for metric in metrics:
+        # A column has no room for an explanation in brackets.
         name = re.sub(r" ?\(.*\)", "", metric.en) + verdict.star(report, metric.name)
         head = fill(name, _HEAD_WIDTH)
         heads.append(f"{head} [95% CI]" if metric == first else head)
@@ -280,6 +293,7 @@ def _arms_table(report: Report) -> Table:
             ends = score.ci95 if metric == first else None
             means.append(with_interval(score.mean, ends, partial(number, digits=metric.digits)))
         speed = f"{latency(arm.latency_p50_ms)}/{latency(arm.latency_p95_ms)}"
+        # The column's head has the sign.
         cost = usd(arm.cost_per_1000_usd).removeprefix("$")
         table.add_row(label, count(arm.n), *means, speed, cost)
     return table
@@ -289,6 +303,7 @@ def _comparisons_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
     if report.purchase:
         label = verdict.arm_label_words("teacher", report, head=True)
+        # Every line is against the same arm, which is named once.
         table.title = f"Against {label.en}:"
         table.title_justify = "left"
     for comparison in _comparisons_in_table(report):

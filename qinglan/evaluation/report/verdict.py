@@ -20,11 +20,21 @@ from qinglan.evaluation.models import (
     Weights,
 )
 from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason, rule_words
-from qinglan.evaluation.red_team import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamCounts
 from qinglan.recipes import QUALITY, get_recipe
 from qinglan.rows import ArmName
 from qinglan.statistics import FEWEST_GROUPS, Comparison, between
-from qinglan.text import ARMS, Both, capitalised, latency, number, signed, usd, with_interval
+from qinglan.text import (
+    ARMS,
+    Both,
+    capitalised,
+    joined,
+    latency,
+    number,
+    signed,
+    usd,
+    with_interval,
+)
 
 STUDENTS = ("base", "sft", "rl", "champion")
 _PLACES = ["original", "teacher", "", "base", "sft", "rl", "champion"]
@@ -74,28 +84,6 @@ class ReportAnswer(NamedTuple):
     word: Both
     tone: Tone
     texts: list[Both]
-
-
-class RedTeamCounts(NamedTuple):
-    """An arm's results on the red team's cases."""
-
-    cases: int
-    passed: int
-    failed: int
-    blocking: int
-    """Failed cases that a release needs."""
-    unchecked: int
-
-    @classmethod
-    def of(cls, results: Sequence[RedTeamResult]) -> "RedTeamCounts":
-        failed = [result for result in results if result.passed is False]
-        return cls(
-            cases=len(results),
-            passed=sum(result.passed is True for result in results),
-            failed=len(failed),
-            blocking=sum(result.must_pass for result in failed),
-            unchecked=sum(result.passed is None for result in results),
-        )
 
 
 def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
@@ -221,9 +209,8 @@ def continued_warning(report: Report) -> Both | None:
             warnings.append(warning.words)
     if not warnings:
         return None
-    english = " ".join(warning.en for warning in warnings)
-    chinese = "".join(warning.zh for warning in warnings)
-    return Both(english, chinese)
+    # Chinese sentences have no space between them.
+    return joined(warnings, Both(" ", ""))
 
 
 def weights_words(report: Report) -> Both | None:
@@ -234,10 +221,9 @@ def weights_words(report: Report) -> Both | None:
     weights = report.weights
     if weights is None:
         return None
-    digests = [
-        reason("digest_of", stage=stage, digest=digest[:12])
-        for stage, digest in weights.found.items()
-    ]
+    digests = []
+    for stage, digest in weights.found.items():
+        digests.append(reason("digest_of", stage=stage, digest=digest[:12]))
     merged = [reason("merged", arm=name, **figures) for name, figures in report.parity.items()]
     agreement = _agreement_words(weights)
     return reason("weights", digests=digests, agrees=agreement, merged=merged).words
@@ -313,36 +299,38 @@ def _worked(report: Report) -> ReportAnswer:
 def _cost(report: Report) -> ReportAnswer | None:
     """The candidate's cost and speed; None where its cost is not known."""
     name = candidate(report) or ""
-    own = report.arms.get(name)
-    if own is None or own.cost_per_1000_usd is None:
-        return None
-    # What a student saves is shown against the teacher, also where another student is its rival.
-    other_name = opponent(report)
-    if "teacher" in report.arms and name != "teacher":
-        other_name = "teacher"
-    other = report.arms.get(other_name)
-    label = arm_label_words(other_name, report)
-    rival = label
-    if label in ARMS.values():
-        rival = Both(f"the {label.en}", label.zh)
-    mark = _candidates_star(report)
+    own = report.arm(name)
     own_usd = own.cost_per_1000_usd
-    other_usd = other.cost_per_1000_usd if other else None
+    if own_usd is None:
+        return None
+    # What a student saves is shown against the teacher, also where a student is its rival.
+    rival_name = opponent(report)
+    if "teacher" in report.arms and name != "teacher":
+        rival_name = "teacher"
+    rival = report.arm(rival_name)
+    rival_usd = rival.cost_per_1000_usd
+    rival_label = arm_label_words(rival_name, report)
+    if rival_label in ARMS.values():
+        rival_label = Both(f"the {rival_label.en}", rival_label.zh)
+    mark = _candidates_star(report)
     price = with_interval(own_usd, own.cost_ci95, usd, usd)
     tone: Tone = "none"
-    if other and other_usd:
-        share = f"{own_usd / other_usd:.0%}" if own_usd / other_usd >= 0.01 else "< 1%"
-        word = Both(f"{share} of {rival.en}{mark}", f"{rival.zh}的 {share}{mark}")
-        other_price = with_interval(other_usd, other.cost_ci95, usd, usd)
-        texts = [reason("price_beside", own=price, rival=rival, theirs=other_price)]
-        if abs(own_usd - other_usd) > _SAME_COST * other_usd:
-            tone = "better" if own_usd < other_usd else "worse"
+    # A teacher that costs nothing is nothing to compare a price with.
+    if rival_usd:
+        share = f"{own_usd / rival_usd:.0%}" if own_usd / rival_usd >= 0.01 else "< 1%"
+        word = Both(f"{share} of {rival_label.en}{mark}", f"{rival_label.zh}的 {share}{mark}")
+        rival_price = with_interval(rival_usd, rival.cost_ci95, usd, usd)
+        texts = [reason("price_beside", own=price, rival=rival_label, theirs=rival_price)]
+        if abs(own_usd - rival_usd) > _SAME_COST * rival_usd:
+            tone = "better" if own_usd < rival_usd else "worse"
     else:
         word = Both(f"{usd(own_usd)} per 1,000{mark}", f"每千次 {usd(own_usd)}{mark}")
         texts = [reason("price", own=price)]
     if own.latency_p50_ms is not None:
-        if other and other.latency_p50_ms:
-            speed = reason("speed_beside", own=_median(own), rival=rival, theirs=_median(other))
+        if rival.latency_p50_ms:
+            speed = reason(
+                "speed_beside", own=_median(own), rival=rival_label, theirs=_median(rival)
+            )
         else:
             speed = reason("speed", own=_median(own))
         texts.append(speed)
@@ -362,6 +350,7 @@ def _safe(report: Report) -> ReportAnswer:
     outcome: str = "none"
     name = candidate(report)
     texts = [reason("no_gate_asked")]
+    # The gate may have decided on its fallback, which is not the arm of the main comparison.
     if report.decision:
         outcome = report.decision.verdict
         name = report.decision.challenger
@@ -475,9 +464,9 @@ def arm_label_words(name: str, report: Report, *, head: bool = False) -> Both:
 
 def pair_words(a: ArmName, b: ArmName, report: Report) -> Both:
     """`RL − Teacher` in both languages."""
-    left = arm_label_words(a, report, head=True)
-    right = arm_label_words(b, report, head=True)
-    return Both(f"{left.en} − {right.en}", f"{left.zh} − {right.zh}")
+    a_words = arm_label_words(a, report, head=True)
+    b_words = arm_label_words(b, report, head=True)
+    return Both(f"{a_words.en} − {b_words.en}", f"{a_words.zh} − {b_words.zh}")
 
 
 def main_comparison(report: Report) -> Comparison | None:
@@ -488,6 +477,7 @@ def main_comparison(report: Report) -> Comparison | None:
     """
     for a, b in _pairs_of_verdict(report):
         comparisons = between(report.comparisons, a, b)
+        # In the order in which the recipe's metrics decide.
         for metric in report.metrics:
             comparison = comparisons.get(metric.name)
             if comparison and comparison.diff is not None:
@@ -526,6 +516,7 @@ def opponent(report: Report) -> ArmName:
     """
     name = candidate(report)
     comparison = main_comparison(report)
+    # Where the challenger was compared with nobody, the main comparison is another arm's.
     if comparison and comparison.a == name:
         return comparison.b
     return "original" if name == "teacher" else report.rivals[0]

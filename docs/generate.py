@@ -24,7 +24,8 @@ from starlette.testclient import TestClient
 
 from qinglan import recipes
 from qinglan.config import Profile, load_profile
-from qinglan.recipes import get_recipe, medical
+from qinglan.recipes import get_recipe
+from qinglan.recipes.medical_rules import RULES
 from qinglan.serving.router import create_app
 from qinglan.training.alarms import Alarm
 
@@ -140,7 +141,7 @@ _MEDICAL_PARTS = {
 
 def medical_rules() -> str:
     """The reward rules of the medical assistant."""
-    rules = medical.RULES
+    rules = RULES
     weights = "".join(
         f"| {name} | {weight:g} | {_MEDICAL_PARTS[name]} |\n"
         for name, weight in rules.weights.items()

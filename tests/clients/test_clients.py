@@ -10,10 +10,9 @@ from fake_service import PRICE
 from fixture_types import ProfileOf
 
 from qinglan.clients import roles
-from qinglan.clients.roles import Addresses, key_salt, open_clients
+from qinglan.clients.roles import SIMULATED_ANSWERS, Addresses, key_salt, open_clients
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.runs.code_digest import code_digest
 from qinglan.runs.run import Run
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -31,7 +30,7 @@ def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
     }
     profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"}, **judge)
     assert key_salt(profile, "teacher") == "http://live/v1"
-    assert key_salt(profile, "judge").startswith(code_digest("qinglan.simulators")[:12])
+    assert key_salt(profile, "judge").startswith(SIMULATED_ANSWERS)
     seeded = profile_of(embedded={"sample_seed": 2}, **judge)
     assert key_salt(seeded, "judge") != key_salt(profile, "judge")
 

@@ -15,7 +15,7 @@ from qinglan.data.dataset.augment import noisy_copies
 from qinglan.data.public_layouts import import_rows
 from qinglan.data.workbook import read_rows
 from qinglan.evaluation.red_team import cases_of, row_of
-from qinglan.recipes import get_recipe
+from qinglan.recipes import get_recipe, query_rewrite
 from qinglan.rows import Retrieved, Row, Split, normalise
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import domain_of
@@ -105,7 +105,8 @@ def test_rl_asks_a_copy_where_it_is_wanted_and_grades_it_as_the_row(tmp_path: Pa
     by_row = {}
     copies = []
     for record in records:
-        if record["prompt"][1]["content"] == record["extra_info"]["question"]:
+        row = Row.model_validate_json(record["extra_info"]["row"])
+        if record["prompt"][1]["content"] == query_rewrite.RECIPE.question_text(row):
             by_row[record["extra_info"]["row_id"]] = record
         else:
             copies.append(record)

@@ -16,7 +16,6 @@ from qinglan.errors import StageError, WorkbookError
 from qinglan.recipes import query_rewrite
 from qinglan.rows import Retrieved, Row, Split
 from qinglan.runs.artifacts import write_jsonl
-from qinglan.training.reward_service.settings import NOT_JUDGED
 
 PROFILE = Profile.model_validate({"name": "test"} | SIMULATED)
 FOUND = Retrieved(ids=("a", "g"), scores=(0.9, 0.6), titles=("", ""))
@@ -81,12 +80,18 @@ def test_the_files_of_a_dataset(tmp_path: Path) -> None:
     assert result.splits == {"train": 11, "dev": 1, "test": 3}
     first, second = pq.read_table(built(tmp_path, ROWS).artifacts["rl_train"].path).to_pylist()[:2]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "g"}
-    info = first["extra_info"]
-    assert (info["teacher_rewrite"], info["teacher_judge"]) == ("改写1", 4.0)
-    assert info["teacher_quality"] == pytest.approx(0.74)
-    info = second["extra_info"]
-    assert (info["gold_id"], info["teacher_judge"]) == ("", NOT_JUDGED)
-    assert (first["extra_info"]["unit"], info["unit"]) == ("g", info["row_id"])
+    first_info = first["extra_info"]
+    second_info = second["extra_info"]
+    labelled = Row.model_validate_json(first_info["row"])
+    assert labelled.answer == "改写1"
+    assert labelled.judge_score == 4.0
+    assert labelled.answer_retrieved is not None
+    assert labelled.answer_retrieved.quality == pytest.approx(0.74)
+    unlabelled = Row.model_validate_json(second_info["row"])
+    assert unlabelled.gold_id is None
+    assert unlabelled.judge_score is None
+    assert first_info["unit"] == "g"
+    assert second_info["unit"] == second_info["row_id"] == unlabelled.id
 
 
 def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:

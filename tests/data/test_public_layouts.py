@@ -14,7 +14,7 @@ from qinglan.data.public_layouts import Layout, import_rows
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
 from qinglan.recipes import get_recipe
-from qinglan.recipes.medical import RULES
+from qinglan.recipes.medical_rules import RULES
 from qinglan.rows import Row
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "layouts"

@@ -143,7 +143,7 @@ async def test_a_judge_of_passages_learns_the_workbooks_word_and_asks_no_model(
     )
     learnt = await recipe.distill(row, Clients(), tenant)
     answers = ("错误", "正确", "不知道")
-    assert [recipe.parts(learnt, answer)["main"] for answer in answers] == [1, 0, 0]
+    assert [passage_judge.grade_by_rules(learnt, answer)["main"] for answer in answers] == [1, 0, 0]
     messages = verdict_recipe("passage_judge").verdict_messages("咋\n吃", "一天\n一回", tenant)
     assert messages == recipe.student_messages(row, tenant)
     assert messages[-1]["content"] == "咋 吃\n资料：一天 一回"

@@ -6,8 +6,8 @@ from random import Random
 from typing import get_args
 
 from qinglan.config import Embedded, Tenant
-from qinglan.recipes import get_recipe
-from qinglan.recipes.medical import RULES
+from qinglan.recipes.medical import judge_messages
+from qinglan.recipes.medical_rules import RULES
 from qinglan.recipes.prompting import undelimited
 from qinglan.rows import Row, Split
 from qinglan.simulators.domains.medical import build_sample, corpus, judge
@@ -35,7 +35,7 @@ def score(question: domain.MedicalQuestion, answer: str) -> float:
         source="s",
         inputs={"answer": domain.full_answer(question)},
     )
-    asked = get_recipe("medical").judge_messages(row, answer, Tenant())  # type: ignore[attr-defined]
+    asked = judge_messages(row, answer, Tenant())
     return float(json.loads(judge.judge_json(undelimited(asked[1]["content"]), seed=1))["score"])
 
 

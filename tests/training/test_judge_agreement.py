@@ -62,7 +62,15 @@ def compare(
     profile: Profile, fake_rag: FakeRag, local: FakeModel, judge: FakeModel, *rows: Row
 ) -> list[JudgedPassage]:
     verdicts = verdict_recipe("passage_judge")
-    judges = judge_agreement.JudgeComparison(profile, RECIPE, verdicts, local, judge, fake_rag)  # type: ignore[arg-type]
+    judges = judge_agreement.JudgeComparison(
+        profile,
+        RECIPE,
+        RECIPE.grader,
+        verdicts,
+        local,
+        judge,
+        fake_rag,  # type: ignore[arg-type]
+    )
     return asyncio.run(judges.compare(rows))
 
 

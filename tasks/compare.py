@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import CHANGEABLE
 from qinglan.data.dataset.splits import with_groups
+from qinglan.evaluation.evaluating import metrics_of
 from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.summary import metrics_of
 from qinglan.evaluation.teacher_comparison import (
     MAIN,
     arms_of,

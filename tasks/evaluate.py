@@ -13,6 +13,7 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import CHANGEABLE
 from qinglan.errors import StageError
 from qinglan.evaluation.arms import baseline_arms, student_rows, with_tokens
+from qinglan.evaluation.evaluating import evaluate, metrics_of
 from qinglan.evaluation.measuring import Measured, measure
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import (
@@ -25,7 +26,6 @@ from qinglan.evaluation.red_team import (
     try_cases,
 )
 from qinglan.evaluation.split_uses import note_evaluation
-from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import (
     ComparedTeacher,
     ask_teacher,

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from qinglan.data.dataset.thresholds import findings_of
 from qinglan.errors import StageError
 from qinglan.evaluation.report.html import render_html
-from qinglan.evaluation.summary import COMPARING, build_report, result_markdown
+from qinglan.evaluation.report.summary import COMPARING, build_report, result_markdown
 from qinglan.evaluation.targets import target_findings
 from qinglan.recipes import get_recipe
 from qinglan.runs.artifacts import StageResult

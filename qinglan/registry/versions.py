@@ -16,7 +16,7 @@ from qinglan.config import Profile
 from qinglan.data.versions import version_of
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import APPROVAL, Decision, Evaluation, Verdict
-from qinglan.evaluation.summary import installed_versions
+from qinglan.evaluation.report.summary import installed_versions
 from qinglan.recipes import get_recipe, placeholders, recipe_key
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, StageResult, hash_of, sha256_of

@@ -13,12 +13,13 @@ from letters import GRADER, Letters
 from report_fixture import page, shown
 
 from qinglan.config import Evaluate, Gate
+from qinglan.evaluation.evaluating import evaluate
 from qinglan.evaluation.figures import examples
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import Evaluation, Report
+from qinglan.evaluation.report.summary import result_markdown
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
-from qinglan.evaluation.summary import evaluate, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.rows import ArmRow, Row

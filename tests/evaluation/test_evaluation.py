@@ -21,6 +21,7 @@ from qinglan.config import Evaluate, Profile, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import figures
 from qinglan.evaluation.arms import original_rows, student_rows, teacher_rows, with_tokens
+from qinglan.evaluation.evaluating import evaluate_baselines, metrics_of
 from qinglan.evaluation.figures import (
     compare_arms,
     examples,
@@ -33,7 +34,7 @@ from qinglan.evaluation.measuring import grade_arms
 from qinglan.evaluation.models import Decision, Report, StageSummary
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.evaluation.summary import build_report, evaluate_baselines, metrics_of, result_markdown
+from qinglan.evaluation.report.summary import build_report, result_markdown
 from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.grading.validation_statistics import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE

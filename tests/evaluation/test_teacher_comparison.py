@@ -19,10 +19,10 @@ from qinglan.errors import ConfigError
 from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase, Report, StageSummary
 from qinglan.evaluation.purchase import advise, family
 from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.report.summary import build_report
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import arms_of as arms_shown
 from qinglan.evaluation.report.verdict import verdict
-from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import arms_of, draw, evaluate_teachers, teachers_of
 from qinglan.ops.preflight import require
 from qinglan.recipes.query_rewrite import RECIPE

@@ -3,7 +3,7 @@
 from run_stages import end_stage
 
 from qinglan.config import Profile
-from qinglan.evaluation.summary import evaluate
+from qinglan.evaluation.evaluating import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, write_json, write_jsonl

@@ -10,8 +10,8 @@ from qinglan_process import own_environment
 from run_stages import end_stage
 
 from qinglan.config import Profile, load_profile
+from qinglan.evaluation.evaluating import evaluate
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.keys import scoring_digest
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.registry import Registry, registry_of

@@ -13,11 +13,11 @@ from run_stages import stage_result
 
 from qinglan.config import Gate, Profile
 from qinglan.errors import ConfigError
+from qinglan.evaluation.evaluating import evaluate
 from qinglan.evaluation.gate import decide, with_champion_arm
 from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.evaluation.summary import evaluate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.registry import Registry, registry_of

@@ -24,7 +24,7 @@ from qinglan.errors import BudgetError, EngineError, LedgerError, StageError
 from qinglan.evaluation.arms import original_rows
 from qinglan.evaluation.measuring import grade_arms
 from qinglan.evaluation.models import Report
-from qinglan.evaluation.summary import build_report
+from qinglan.evaluation.report.summary import build_report
 from qinglan.evaluation.teacher_comparison import ask_teacher, teachers_of
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe

@@ -11,17 +11,13 @@ from importlib.metadata import version
 from typing import Any
 
 from qinglan.clients.roles import site_ledger
-from qinglan.config import Evaluate, Gate, Profile
-from qinglan.data.dataset.splits import was_question, with_groups
+from qinglan.config import Gate, Profile
 from qinglan.evaluation import models
-from qinglan.evaluation.arms import baseline_arms
-from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
-from qinglan.evaluation.reasons import Reason
-from qinglan.evaluation.red_team import RedTeamCounts
+from qinglan.evaluation.evaluating import evaluate_baselines
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.evaluation.weights import weights_of
-from qinglan.recipes import Finding, Recipe, get_recipe
-from qinglan.rows import ArmName, ArmRow, BottomK, Row
+from qinglan.recipes import Finding, get_recipe
+from qinglan.rows import BottomK, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.statistics import Comparison, rows_needed
@@ -60,68 +56,6 @@ _CURVES = (
 
 Details = Mapping[str, Mapping[str, Any]]
 """The details of each stage; empty for a stage that was not done."""
-
-
-def evaluate(
-    arms: Mapping[ArmName, Sequence[ArmRow]],
-    rows: Sequence[Row],
-    config: Evaluate,
-    recipe: Recipe,
-    train: Sequence[Row] = (),
-    *,
-    loads: Mapping[ArmName, Reason] | None = None,
-    probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
-) -> models.Evaluation:
-    """The evaluation of finished arms.
-
-    Args:
-        train: the training rows, for what `rows` share with them.
-        loads: by arm, what else its model had to do while its latency was measured.
-        probed: by arm, what it answered to the recipe's probes.
-    """
-    loads = loads or {}
-    probed = probed or {}
-    figures = {}
-    for name, arm in arms.items():
-        figures[name] = summarise(arm, rows, config, recipe, loads.get(name))
-    findings: list[Finding] = []
-    # Without an arm, a finding would be a table without a column.
-    if arms:
-        with_probes = {name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}
-        findings = recipe.findings(with_probes, rows)
-    return models.Evaluation(
-        metrics=list(recipe.grader.metrics),
-        arms=figures,
-        comparisons=compare_arms(arms, rows, config, recipe),
-        slices=slices_of(arms, rows, config, recipe),
-        examples=examples(arms, rows, recipe),
-        shared=shared_between(train, rows, recipe) if train else [],
-        findings=findings,
-    )
-
-
-def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluation:
-    """The evaluation of the arms that need no model of ours, such as the teacher.
-
-    It covers every row that was a question, as validation left it.
-    """
-    recipe = get_recipe(profile.recipe)
-    questions = with_groups(list(filter(was_question, rows)), profile.dataset)
-    arms = baseline_arms(questions, recipe.grader, profile)
-    return evaluate(arms, questions, profile.evaluate, recipe)
-
-
-def metrics_of(evaluation: models.Evaluation) -> dict[str, float]:
-    """Figures of all arms under names such as `rl/top1`."""
-    figures: dict[str, float] = {}
-    for name, arm in evaluation.arms.items():
-        for key, value in arm.figures.items():
-            figures[f"{name}/{key}"] = value
-    for name, results in evaluation.red_team.items():
-        counts = RedTeamCounts.of(results)
-        figures[f"{name}/red_team_failed"] = counts.failed
-        figures[f"{name}/red_team_unchecked"] = counts.unchecked
-    return figures
 
 
 def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:

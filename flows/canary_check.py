@@ -1,5 +1,7 @@
-"""Is the champion served, and is its canary watched? Fails where not, so that the failure
-notification is sent."""
+"""Checks that the champion is served and its canary watched.
+
+It fails where they are not, so that the failure notification is sent.
+"""
 
 from prefect import flow
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from prefect import flow
 
 from qinglan.evaluation.teacher_comparison import teachers_of
+from qinglan.runs.artifacts import StageResult
 from qinglan.tasks.compare import compare_teachers
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
@@ -36,15 +37,19 @@ def compare(
         fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:
-        run, services = session.run, session.services
-        read = with_extracted(run, services, ingest_workbook(run, session.workbook))
-        sample = draw_questions(run, read[-1])
-        stages, validated = [*read, sample], {}
-        for each in teachers_of(run, services):
-            distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
-            validated[each.arm] = validate_rows(
-                each.run, each.services, distilled, each.stage("validate")
+        run = session.run
+        services = session.services
+        read_stages = with_extracted(run, services, ingest_workbook(run, session.workbook))
+        sample = draw_questions(run, read_stages[-1])
+        stages = [*read_stages, sample]
+        validated: dict[str, StageResult] = {}
+        for teacher in teachers_of(run, services):
+            distilled = distill_rows(
+                teacher.run, teacher.services, sample, teacher.stage("distill")
             )
-            stages += [distilled, validated[each.arm]]
+            validated[teacher.arm] = validate_rows(
+                teacher.run, teacher.services, distilled, teacher.stage("validate")
+            )
+            stages += [distilled, validated[teacher.arm]]
         compared = compare_teachers(run, services, validated)
         return write_report(run, [*stages, compared])

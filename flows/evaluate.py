@@ -4,12 +4,10 @@ from pathlib import Path
 
 from prefect import flow
 
+from qinglan.flows.stages import decide_and_register
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.evaluate import evaluate_arms
 from qinglan.tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
-from qinglan.tasks.gate import decide_release
-from qinglan.tasks.register import register_model
-from qinglan.tasks.report import write_report
 from qinglan.tasks.session import open_session, stages_of
 
 
@@ -37,13 +35,10 @@ def evaluate(
         source: The run whose dataset and models to use, by its id; the newest pipeline or train run
             if not given.
     """
-    with open_session(
-        profile, overrides_of(changes, overrides), "evaluate", fresh=fresh, source=source
-    ) as session:
-        run, services = session.run, session.services
+    settings = overrides_of(changes, overrides)
+    with open_session(profile, settings, "evaluate", fresh=fresh, source=source) as session:
         dataset, base, sft, rl = stages_of(session, ["dataset", "base_model", "sft", "rl"])
         models = {"base": base, "sft": sft, "rl": rl}
-        evaluated = evaluate_arms(run, services, dataset, models)
-        gated = decide_release(run, evaluated, dataset, models)
-        registered = register_model(run, gated, evaluated, dataset, models)
-        return write_report(run, [dataset, base, sft, rl, evaluated, gated, registered])
+        evaluated = evaluate_arms(session.run, session.services, dataset, models)
+        stages = [dataset, base, sft, rl, evaluated]
+        return decide_and_register(session, evaluated, dataset, models, stages)

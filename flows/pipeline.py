@@ -1,22 +1,13 @@
-"""All stages: workbook → teacher → RAG → selection → SFT → RL → evaluation → gate → registry →
-report."""
+"""All stages, from the workbook to a released model and the report."""
 
 from pathlib import Path
 
 from prefect import flow
 
-from qinglan.flows.train import train_and_release
-from qinglan.tasks.dataset import build_dataset
-from qinglan.tasks.distill import distill_rows
+from qinglan.flows.stages import prepare_data, train_and_release
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.extract import with_extracted
 from qinglan.tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
-from qinglan.tasks.ingest import ingest_workbook
-from qinglan.tasks.publish import publish_dataset
-from qinglan.tasks.report import reported_without_dataset
-from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session
-from qinglan.tasks.validate import validate_rows
 
 
 @flow(
@@ -47,14 +38,5 @@ def pipeline(
     with open_session(
         profile, settings, "pipeline", fresh=fresh, continue_anyway=continue_anyway
     ) as session:
-        run, services = session.run, session.services
-        read = with_extracted(run, services, ingest_workbook(run, session.workbook))
-        distilled = distill_rows(run, services, read[-1])
-        validated = validate_rows(run, services, distilled)
-        selected = select_rows(run, validated)
-        with reported_without_dataset(run, [*read, distilled, validated, selected]):
-            dataset = build_dataset(run, selected)
-        published = publish_dataset(run, dataset)
-        return train_and_release(
-            session, dataset, [*read, distilled, validated, selected, dataset, published]
-        )
+        data = prepare_data(session)
+        return train_and_release(session, data.dataset, data.stages)

@@ -5,11 +5,9 @@ from pathlib import Path
 
 from prefect import flow
 
+from qinglan.flows.stages import decide_and_register
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
-from qinglan.tasks.gate import decide_release
-from qinglan.tasks.register import register_model
-from qinglan.tasks.report import write_report
 from qinglan.tasks.session import open_session, stages_of
 
 
@@ -23,8 +21,9 @@ def release(
     fresh: bool = False,
     source: str = "",
 ) -> Path:
-    """Decide on the challenger of an evaluated run and register it; returns the path of
-    report.json.
+    """Decide on the challenger of an evaluated run and register it.
+
+    Returns the path of report.json.
 
     Args:
         profile: Name of a file in configs/, or a path.
@@ -38,10 +37,7 @@ def release(
     with open_session(
         profile, overrides_of(changes, overrides), "release", fresh=fresh, source=source
     ) as session:
-        run = session.run
         stages = stages_of(session, ["dataset", "base_model", "sft", "rl", "evaluate"])
         dataset, base, sft, rl, evaluated = stages
         models = {"base": base, "sft": sft, "rl": rl}
-        gated = decide_release(run, evaluated, dataset, models)
-        registered = register_model(run, gated, evaluated, dataset, models)
-        return write_report(run, [*stages, gated, registered])
+        return decide_and_register(session, evaluated, dataset, models, stages)

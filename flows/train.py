@@ -1,22 +1,13 @@
 """Training and evaluation on a dataset that an earlier run made."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import flow
 
-from qinglan.runs.artifacts import StageResult
-from qinglan.tasks.base_model import prepare_base_model
+from qinglan.flows.stages import train_and_release
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluate import evaluate_arms
 from qinglan.tasks.forms import Override, ProfileName, TrainChanges, overrides_of
-from qinglan.tasks.gate import decide_release
-from qinglan.tasks.publish import note_training
-from qinglan.tasks.register import register_model
-from qinglan.tasks.report import write_report
-from qinglan.tasks.rl import train_rl
-from qinglan.tasks.session import Session, open_session, stages_of
-from qinglan.tasks.sft import require_enough_rows, train_sft
+from qinglan.tasks.session import open_session, stages_of
 
 
 @flow(name="train", flow_run_name="train {profile}", log_prints=True, on_cancellation=[stop_jobs])
@@ -47,19 +38,3 @@ def train(
     ) as session:
         (dataset,) = stages_of(session, ["dataset"])
         return train_and_release(session, dataset, [dataset])
-
-
-def train_and_release(session: Session, dataset: StageResult, data: Sequence[StageResult]) -> Path:
-    """The stages from the base model to the registry, and the report of them and of `data`; that
-    report's path."""
-    run, services = session.run, session.services
-    require_enough_rows(run, dataset)
-    base = prepare_base_model(run)
-    sft = train_sft(run, dataset, base)
-    rl = train_rl(run, services, dataset, base, sft)
-    note_training(run, dataset)
-    models = {"base": base, "sft": sft, "rl": rl}
-    evaluated = evaluate_arms(run, services, dataset, models)
-    gated = decide_release(run, evaluated, dataset, models)
-    registered = register_model(run, gated, evaluated, dataset, models)
-    return write_report(run, [*data, base, sft, rl, evaluated, gated, registered])

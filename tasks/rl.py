@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from qinglan.clients.roles import Services, key_salt
-from qinglan.config import CHANGEABLE
+from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ConfigError, StageError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.keys import scoring_key
@@ -50,94 +50,35 @@ def train_rl(
     run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult
 ) -> StageResult:
     """RL with verl from the merged SFT model, rewarded as the recipe says."""
-    train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
+    train_file = dataset.artifacts["rl_train"]
+    dev_file = dataset.artifacts["rl_dev"]
     profile = run.profile.scheduled(dataset.artifacts["sft_train"].rows or 0, train_file.rows or 0)
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
         raise ConfigError(
             "rl.start_from = base needs student.base_model to be a local folder, not a hub id"
         )
-    model, judge = start.path("model"), released_judge(profile)
-    checked = compare_judges(run, services, dataset, judge) if judge else None
+    judge = released_judge(profile)
+    agreement = compare_judges(run, services, dataset, judge) if judge else None
 
     def work(stage: Stage) -> Outcome:
-        output = stage.directory / "checkpoints"
+        model = start.path("model")
         require_disk_space("rl", profile, stage.directory, rl_bytes(profile, ModelSize.of(model)))
-        samples_log = stage.directory / "samples.jsonl"
-
-        def make_command(served: JudgeServer | None) -> Command:
-            """Written anew for each attempt, but not under a job that is still running."""
-            reward_config = _write(
-                stage, "reward.json", _reward_service(run, services, samples_log, served)
-            )
-            trainer_settings = _write(
-                stage, "trainer.json", _trainer_settings(stage, dev_file.path)
-            )
-            return verl.ppo_command(
-                profile,
-                model=model,
-                train_file=train_file.path,
-                dev_file=dev_file.path,
-                output_dir=output,
-                reward_config=reward_config,
-                trainer_settings=trainer_settings,
-                metrics_path=progress.next_metrics_path(stage.directory),
-                run_name=run.id,
-            )
-
-        follow = Follower(
-            stage, stage.directory / "metrics.*.jsonl", partial(_verl_line, profile.rl.total_steps)
-        )
-        watch = SampleWatch(samples_log, [row.id for row in _rows_of(dev_file.path)], stage.say)
-        alarms = AlarmFollower(stage)
-        rows, log, limit = (
-            train_file.rows or 0,
-            stage.directory / "rl.log",
-            profile.rl.max_prompt_length,
-        )
-        setting, batch = f"rl.max_prompt_length = {limit}", profile.rl.train_batch_size
-        left_out = LeftOut(stage, log, rows, verl.left_out, setting, batch)
-        watchers: list[Callable[[], None]] = [left_out, follow, watch, alarms]
-
-        def train(served: JudgeServer | None) -> None:
-            stage.say("starting Ray and verl's workers, about a minute on a small machine")
-            checkpoint = partial(progress.checkpoints, output)
-            command = partial(make_command, served)
-            called = [*watchers, *([served.check] if served else [])]
-            try:
-                run_engine(
-                    stage, command, name="verl", log=log.name, watchers=called, progress=checkpoint
-                )
-            except StageError as error:
-                if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
-                    raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
-                raise
-
-        ended = read_stop(stage.directory)
-        if (
-            ended is None or ended[1]
-        ):  # else an earlier attempt ended training on purpose, and failed only later
+        training = _Training(stage, services, profile, model, train_file, dev_file)
+        # Otherwise an earlier attempt ended training on purpose, and failed only later.
+        stop = read_stop(stage.directory)
+        if stop is None or stop[1]:
             with serve_judge(profile, judge, stage.directory / "judge", stage.say) as served:
-                train(served)
-        for look in watchers:
-            look()
-        follow.flush()
-        if stopped := read_stop(stage.directory):
-            stage.say(f"training ended early {stopped[0]}")
-        chosen = _choose(stage, output)
-        artifacts = {"model": start.artifacts["model"]}
-        if chosen.checkpoint:
-            exported, adapter = stage.directory / "model", stage.directory / ADAPTER
-            command = verl.export_command(
-                profile, checkpoint=chosen.checkpoint, base_model=model, output_dir=exported
-            )
-            run_engine(stage, command, name="verl export", log="export.log")
-            artifacts = {"model": Artifact.of(exported)}
-            if adapter.is_dir():
-                artifacts["adapter"] = Artifact.of(adapter)
-        outcome = _rl_outcome(stage, artifacts, left_out, watch, alarms, chosen)
+                training.run(served)
+        training.look_once_more()
+        stop = read_stop(stage.directory)
+        if stop:
+            stage.say(f"training ended early {stop[0]}")
+        chosen = _choose(stage, training.checkpoints)
+        artifacts = _export(stage, profile, chosen, start.artifacts["model"])
+        outcome = _outcome(stage, artifacts, training, chosen)
         outcome.details[WEIGHTS_SHA256] = sha256_of(artifacts["model"].path, WEIGHTS)
-        outcome.details["findings"] = checked.details["findings"] if checked else []
+        outcome.details["findings"] = agreement.details["findings"] if agreement else []
         return outcome
 
     depends_on = {
@@ -148,9 +89,100 @@ def train_rl(
         "reward": profile.reward.model_dump(mode="json", exclude=set(CHANGEABLE["reward"])),
         **scoring_key(profile),
         "knowledge_base_sha256": run.knowledge_base_sha256,
-        **({"local_judge": judge.identity} if judge else {}),
     }
+    if judge:
+        depends_on["local_judge"] = judge.identity
     return perform(run, "rl", depends_on, work, has_checkpoints=True)
+
+
+class _Training:
+    """verl's training: its command, and everything that follows its files while it runs."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        services: Services,
+        profile: Profile,
+        model: Path,
+        train_file: Artifact,
+        dev_file: Artifact,
+    ) -> None:
+        self._stage = stage
+        self._services = services
+        self._profile = profile
+        self._model = model
+        self._train_file = train_file
+        self._dev_file = dev_file
+        self._log = stage.directory / "rl.log"
+        self._samples_log = stage.directory / "samples.jsonl"
+        self.checkpoints = stage.directory / "checkpoints"
+        read_line = partial(_verl_line, profile.rl.total_steps)
+        self._metrics = Follower(stage, stage.directory / "metrics.*.jsonl", read_line)
+        dev_row_ids = [row.id for row in _rows_of(dev_file.path)]
+        self.samples = SampleWatch(self._samples_log, dev_row_ids, stage.say)
+        self.alarms = AlarmFollower(stage)
+        self.left_out = LeftOut(
+            stage,
+            self._log,
+            train_file.rows or 0,
+            verl.left_out,
+            f"rl.max_prompt_length = {profile.rl.max_prompt_length}",
+            profile.rl.train_batch_size,
+        )
+
+    @property
+    def _watchers(self) -> list[Callable[[], None]]:
+        return [self.left_out, self._metrics, self.samples, self.alarms]
+
+    def run(self, served: JudgeServer | None) -> None:
+        """Train to the end; raises StageError, with a sample's error, where verl gave up."""
+        stage = self._stage
+        stage.say("starting Ray and verl's workers, about a minute on a small machine")
+        watchers = self._watchers
+        if served:
+            watchers.append(served.check)
+        try:
+            run_engine(
+                stage,
+                partial(self._command, served),
+                name="verl",
+                log=self._log.name,
+                watchers=watchers,
+                progress=partial(progress.checkpoints, self.checkpoints),
+            )
+        except StageError as error:
+            stop = read_stop(stage.directory)
+            if stop and stop[1] and self.samples.last_invalid:
+                message = f"{error}; the last one: {self.samples.last_invalid}"
+                raise StageError(message) from None
+            raise
+
+    def look_once_more(self) -> None:
+        """Read what was written since the last look."""
+        for watcher in self._watchers:
+            watcher()
+        self._metrics.flush()
+
+    def _command(self, served: JudgeServer | None) -> Command:
+        """The command of an attempt.
+
+        Its files are written anew for each attempt, but not under a job that is still running.
+        """
+        stage = self._stage
+        service = _reward_service(stage.run, self._services, self._samples_log, served)
+        return verl.ppo_command(
+            self._profile,
+            model=self._model,
+            train_file=self._train_file.path,
+            dev_file=self._dev_file.path,
+            output_dir=self.checkpoints,
+            reward_config=_write(stage, "reward.json", service),
+            trainer_settings=_write(
+                stage, "trainer.json", _trainer_settings(stage, self._dev_file.path)
+            ),
+            metrics_path=progress.next_metrics_path(stage.directory),
+            run_name=stage.run.id,
+        )
 
 
 def _write(stage: Stage, name: str, content: BaseModel) -> Path:
@@ -162,34 +194,30 @@ def _write(stage: Stage, name: str, content: BaseModel) -> Path:
 def _reward_service(
     run: Run, services: Services, samples_log: Path, served: JudgeServer | None = None
 ) -> RewardService:
+    """The settings of the reward service; `served` is a judge of our own in the judge's place."""
     profile = run.profile
-    recipe, addresses = get_recipe(profile.recipe), services()
-    asked: dict[str, Any] = {}
-    if "rag" in recipe.grader.services:
-        asked |= {
-            "rag": profile.rag,
-            "rag_url": addresses.rag_url,
-            "retrieval_scope": run.retrieval_scope,
-        }
-    if "judge" in recipe.grader.services:
-        asked |= {
-            "judge": profile.judge,
-            "judge_url": addresses.judge_url,
-            "judge_price": profile.prices[profile.judge.model],
-            "judge_key_salt": key_salt(profile, "judge"),
-        }
+    grader = get_recipe(profile.recipe).grader
+    addresses = services()
+    settings: dict[str, Any] = {}
+    if "rag" in grader.services:
+        settings["rag"] = profile.rag
+        settings["rag_url"] = addresses.rag_url
+        settings["retrieval_scope"] = run.retrieval_scope
     if served:
-        asked |= {
-            "judge": served.endpoint,
-            "judge_url": served.url,
-            "judge_price": served.judge.settings.price,
-            "judge_key_salt": served.judge.key_salt,
-            "judge_recipe": served.judge.released.recipe,
-        }
+        settings["judge"] = served.endpoint
+        settings["judge_url"] = served.url
+        settings["judge_price"] = served.judge.settings.price
+        settings["judge_key_salt"] = served.judge.key_salt
+        settings["judge_recipe"] = served.judge.released.recipe
+    elif "judge" in grader.services:
+        settings["judge"] = profile.judge
+        settings["judge_url"] = addresses.judge_url
+        settings["judge_price"] = profile.prices[profile.judge.model]
+        settings["judge_key_salt"] = key_salt(profile, "judge")
     return RewardService(
-        **asked,
+        **settings,
         recipe=profile.recipe,
-        parts=recipe.grader.score_parts,
+        parts=grader.score_parts,
         reward=profile.reward,
         tenant=profile.tenant,
         ledger=profile.ledger,
@@ -202,49 +230,20 @@ def _reward_service(
 
 def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     profile = stage.run.profile
-    rl, reward, recipe = profile.rl, profile.reward, get_recipe(profile.recipe)
+    grader = get_recipe(profile.recipe).grader
     dev_rows = _rows_of(dev_file)
-    dev_metric = recipe.grader.dev_metric(reward, dev_rows)
+    dev_metric = grader.dev_metric(profile.reward, dev_rows)
     return TrainerSettings(
         folder=stage.directory,
-        max_invalid_share=reward.max_invalid_share,
-        use_labels=reward.use_labels,
+        max_invalid_share=profile.reward.max_invalid_share,
+        use_labels=profile.reward.use_labels,
         dev_metric=dev_metric,
-        dev_rows=frozenset(row.id for row in dev_rows if recipe.grader.can_have(dev_metric, row)),
-        primary_metric=recipe.grader.primary_metric,
-        patience=rl.patience,
-        keep_checkpoints=rl.keep_checkpoints,
-        alarms=rl.alarms,
+        dev_rows=frozenset(row.id for row in dev_rows if grader.can_have(dev_metric, row)),
+        primary_metric=grader.primary_metric,
+        patience=profile.rl.patience,
+        keep_checkpoints=profile.rl.keep_checkpoints,
+        alarms=profile.rl.alarms,
     )
-
-
-class Chosen(NamedTuple):
-    """The model that goes on, and why."""
-
-    step: int
-    checkpoint: Path | None
-    """None for the model that training started from, the policy at step 0."""
-    dev: tuple[float, float, float] | None
-    """Its value on the dev split with the 95% interval; None where it was not validated."""
-
-
-def _choose(stage: Stage, checkpoints: Path) -> Chosen:
-    """By the dev split; the model from before stays where no step of training did better."""
-    is_last = stage.run.profile.rl.choose == "last"
-    last, best = progress.last_checkpoint, progress.best_checkpoint
-    step, checkpoint = last(checkpoints) if is_last else best(checkpoints, stage.directory)
-    measured = progress.read_metrics(stage.directory).get(step, {})
-    dev = (
-        (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH])
-        if DEV_VALUE in measured
-        else None
-    )
-    value = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]" if dev else ""
-    found = f"exporting step {step}"
-    if checkpoint is None:
-        found = "no step of training was better on the dev split than the model it started from, which goes on"
-    stage.say(f"{found}{value}")
-    return Chosen(step, checkpoint, dev)
 
 
 def _rows_of(rl_file: Path) -> list[Row]:
@@ -258,58 +257,111 @@ def _rows_of(rl_file: Path) -> list[Row]:
     return [Row.model_validate_json(info["row"]) for info in infos]
 
 
-def _rl_outcome(
-    stage: Stage,
-    artifacts: dict[str, Artifact],
-    left_out: LeftOut,
-    watch: SampleWatch,
-    alarms: AlarmFollower,
-    chosen: Chosen,
+class Chosen(NamedTuple):
+    """The model that goes on, and why."""
+
+    step: int
+    checkpoint: Path | None
+    """None for the model that training started from, the policy at step 0."""
+    dev: tuple[float, float, float] | None
+    """Its value on the dev split with the 95% interval; None where it was not validated."""
+
+
+def _choose(stage: Stage, checkpoints: Path) -> Chosen:
+    """The model by the dev split; the one from before stays where no step of training did better."""
+    checkpoint: Path | None
+    if stage.run.profile.rl.choose == "last":
+        step, checkpoint = progress.last_checkpoint(checkpoints)
+    else:
+        step, checkpoint = progress.best_checkpoint(checkpoints, stage.directory)
+    metrics = progress.read_metrics(stage.directory).get(step, {})
+    dev = None
+    dev_words = ""
+    if DEV_VALUE in metrics:
+        dev = (metrics[DEV_VALUE], metrics[DEV_LOW], metrics[DEV_HIGH])
+        dev_words = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]"
+    words = f"exporting step {step}"
+    if checkpoint is None:
+        words = (
+            "no step of training was better on the dev split than the model it started from, "
+            "which goes on"
+        )
+    stage.say(f"{words}{dev_words}")
+    return Chosen(step, checkpoint, dev)
+
+
+def _export(stage: Stage, profile: Profile, chosen: Chosen, start: Artifact) -> dict[str, Artifact]:
+    """The chosen model and, after LoRA, its adapter; the model that training started from where no
+    step was better."""
+    if chosen.checkpoint is None:
+        return {"model": start}
+    folder = stage.directory / "model"
+    command = verl.export_command(
+        profile, checkpoint=chosen.checkpoint, base_model=start.path, output_dir=folder
+    )
+    run_engine(stage, command, name="verl export", log="export.log")
+    artifacts = {"model": Artifact.of(folder)}
+    adapter = stage.directory / ADAPTER
+    if adapter.is_dir():
+        artifacts["adapter"] = Artifact.of(adapter)
+    return artifacts
+
+
+def _outcome(
+    stage: Stage, artifacts: dict[str, Artifact], training: _Training, chosen: Chosen
 ) -> Outcome:
-    steps = progress.read_metrics(stage.directory)
+    profile = stage.run.profile
+    metrics_by_step = progress.read_metrics(stage.directory)
 
     def curve(key: str) -> list[tuple[int, float]]:
-        return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
+        return [(step, metrics[key]) for step, metrics in metrics_by_step.items() if key in metrics]
 
-    recipe, has_local_judge = (
-        get_recipe(stage.run.profile.recipe),
-        bool(stage.run.profile.judge.local),
-    )
-    reported = {"reward": verl.STEP_METRICS["reward"]} | {
-        name: part_mean(name) for name in recipe.grader.score_parts
+    keys = {"reward": verl.STEP_METRICS["reward"]}
+    for part in get_recipe(profile.recipe).grader.score_parts:
+        keys[part] = part_mean(part)
+    keys |= verl.STEP_METRICS
+    curves = {label: curve(key) for label, key in keys.items()}
+    summary: dict[str, Any] = {
+        "steps": max(metrics_by_step, default=0),
+        "chosen_step": chosen.step,
     }
-    curves = {label: curve(key) for label, key in (reported | verl.STEP_METRICS).items()}
-    summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
         summary |= first_and_last(label, points)
     if chosen.dev:
-        summary |= dict(zip(("dev_value", "dev_ci_low", "dev_ci_high"), chosen.dev, strict=True))
-    summary |= watch.summary
-    metrics = {k: float(v) for k, v in summary.items() if isinstance(v, int | float)}
-    details = {
-        "summary": summary,
-        "curve": curves["reward"],
-        "curves": {
-            label: points for label, points in curves.items() if points and label != "reward"
-        },
-        "dev_curve": curve(DEV_VALUE),
-        "api": {
-            "judge.local" if role == "judge" and has_local_judge else role: n
-            for role, n in watch.calls.items()
-        },
-        "alarms": [alarm.model_dump() for alarm in alarms.alarms],
+        summary["dev_value"], summary["dev_ci_low"], summary["dev_ci_high"] = chosen.dev
+    summary |= training.samples.summary
+    other_curves = {
+        label: points for label, points in curves.items() if points and label != "reward"
     }
+    left_out = training.left_out
     return Outcome(
-        left_out.rows, left_out.rows - left_out.count, left_out.dropped, artifacts, metrics, details
+        rows_in=left_out.rows,
+        rows_out=left_out.rows - left_out.count,
+        dropped=left_out.dropped,
+        artifacts=artifacts,
+        metrics={name: float(value) for name, value in summary.items()},
+        details={
+            "summary": summary,
+            "curve": curves["reward"],
+            "curves": other_curves,
+            "dev_curve": curve(DEV_VALUE),
+            "api": _calls(training.samples, has_local_judge=bool(profile.judge.local)),
+            "alarms": [alarm.model_dump() for alarm in training.alarms.alarms],
+        },
     )
+
+
+def _calls(samples: SampleWatch, *, has_local_judge: bool) -> dict[str, dict[str, int]]:
+    """Use of the services by role; a judge of our own has a role of its own."""
+    calls = dict(samples.calls)
+    if has_local_judge:
+        calls["judge.local"] = calls.pop("judge")
+    return calls
 
 
 def _verl_line(total: int, entry: Metrics) -> tuple[int, int, str, Metrics]:
+    """Step, total, words and metrics of a line of verl's metrics file."""
     metrics = entry["data"]
     reward = metrics.get(verl.STEP_METRICS["reward"])
-    return (
-        entry["step"],
-        total,
-        "steps" if reward is None else f"steps, reward {reward:+.3f}",
-        metrics,
-    )
+    words = "steps" if reward is None else f"steps, reward {reward:+.3f}"
+    return entry["step"], total, words, metrics

@@ -17,6 +17,8 @@ from pydantic import BaseModel
 from qinglan.config import Endpoint
 
 StructuredOutput = Literal["json_schema", "json_object", "off"]
+Message = dict[str, str]
+"""A message of a chat: its `role` and its `content`."""
 JsonSchema = dict[str, Any]
 
 

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -59,14 +59,32 @@ class BatchJob(BaseModel, frozen=True):
     """Requests that were handed to a batch API and are not merged yet."""
 
     digest: str
-    """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found
-    again."""
+    """Digest of the hashes: sent to the service, so that a batch whose id was never recorded can be
+    found again."""
     server: str
     role: str
     status: Literal["submitting", "creating", "submitted", "merged"]
     batch_id: str = ""
     request_hashes: list[str]
     created_s: float
+
+    def with_requests(self, request_hashes: list[str]) -> Self:
+        return self.model_copy(update={"request_hashes": request_hashes})
+
+    def with_created(self, created_s: float) -> Self:
+        return self.model_copy(update={"created_s": created_s})
+
+    def creating(self, created_s: float) -> Self:
+        """The job whose batch is about to be asked for."""
+        return self.model_copy(update={"status": "creating", "created_s": created_s})
+
+    def submitted(self, batch_id: str) -> Self:
+        """The job whose batch is known to exist."""
+        return self.model_copy(update={"status": "submitted", "batch_id": batch_id})
+
+    def merged(self) -> Self:
+        """The job that is done with."""
+        return self.model_copy(update={"status": "merged"})
 
 
 class Spending(Usage):

@@ -237,7 +237,7 @@ class Ledger:
     def end_batch(self, job: BatchJob) -> None:
         """The batch is done with: its requests are free again."""
         self.release(job.request_hashes, BATCH + job.digest)
-        self.save_batch(job.model_copy(update={"status": "merged"}))
+        self.save_batch(job.merged())
 
     def drop_batch(self, batch_id: str) -> BatchJob | None:
         """Forget an open batch: its requests may be asked again; None where there is none of this

@@ -71,15 +71,15 @@ class RagClient:
             headers=authorization(rag),
             trust_env=uses_proxy(url),
         )
-        self._kept: dict[tuple[str, str | None], Retrieved] | None = None
-        """Answers by query and rewrite; None where they are not kept."""
+        self._keeps_answers = False
+        self._kept_answers: dict[tuple[str, str | None], Retrieved] = {}
         self.call_count = 0
         self.failed_count = 0
         self.transient_failures = 0
 
     def keep_answers(self) -> None:
         """Ask nothing again from now on that was answered."""
-        self._kept = self._kept or {}
+        self._keeps_answers = True
 
     async def retrieve(
         self,
@@ -97,8 +97,8 @@ class RagClient:
             max_retries: if not as many as the profile says.
         """
         key = (query, rewritten_query)
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
+        if key in self._kept_answers:
+            return self._kept_answers[key]
         body = request_body(self._rag, self._tenant_id, query, rewritten_query)
         texts = (query, rewritten_query or "")
         call_count = count or CallCount()
@@ -111,8 +111,8 @@ class RagClient:
         except RetrievalError as error:
             self.transient_failures += error.transient
             raise
-        if self._kept is not None:
-            self._kept[key] = retrieved
+        if self._keeps_answers:
+            self._kept_answers[key] = retrieved
         return retrieved
 
     async def close(self) -> None:

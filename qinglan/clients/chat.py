@@ -172,8 +172,8 @@ class ChatClient:
             LedgerError: another run has been asking the same for too long.
         """
         request = request_of(self._endpoint, self._key_salt, messages, schema)
-        kept = self._kept_answers.get(request.request_hash)
-        task = kept or self._under_way.get(request.request_hash)
+        kept_task = self._kept_answers.get(request.request_hash)
+        task = kept_task or self._under_way.get(request.request_hash)
         is_joined = task is not None
         if task is None:
             task = self._start(request)
@@ -184,7 +184,7 @@ class ChatClient:
             self.transient_failures += error.transient
             raise
         is_cached = is_joined or not is_paid
-        if is_cached and not kept:
+        if is_cached and not kept_task:
             self.cached_count += 1
         text = usable_text(call, self._endpoint.max_answer_chars)
         return Answer(

@@ -148,41 +148,41 @@ async def in_order(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-def tolerable_losses(given: int, share: float) -> float:
+def tolerable_losses(row_count: int, share: float) -> float:
     """The number of rows, of so many, that may be lost at a `max_failed_share`.
 
     Above 0 it allows one row, unless that is the only one: of 10 rows at 5% none could be lost
     otherwise.
     """
     if 0 < share < 1:
-        return min(max(share * given, 1), max(given - 1, 0))
-    return share * given
+        return min(max(share * row_count, 1), max(row_count - 1, 0))
+    return share * row_count
 
 
 class Losses:
-    """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its
-    name in the profile.
+    """Rows that a stage has lost so far, to stop it as soon as they are too many.
 
     The limit is a share of all usable rows given, so that a bad first batch of many stops nothing
     that it needn't. What the budget left out is no loss.
     """
 
-    def __init__(self, section: str, given: int, max_failed_share: float) -> None:
-        if not given:
+    def __init__(self, section: str, row_count: int, max_failed_share: float) -> None:
+        """`section` is the stage's name in the profile; `row_count` the rows that it was given."""
+        if not row_count:
             raise StageError(f"{section}: no row to work on; every row failed before")
         self._section = section
-        self._given = given
+        self._row_count = row_count
         self._share = max_failed_share
         self._lost = 0
         self._first = ""
 
-    def add(self, batch: RowBatch, done: Sequence[Row]) -> None:
+    def add(self, batch: RowBatch, finished_rows: Sequence[Row]) -> None:
         """Count a finished batch; raises StageError where too many rows are lost."""
-        self._lost += _usable(batch.rows) - _usable(done)
+        self._lost += _usable(batch.rows) - _usable(finished_rows)
         for row_id, error in batch.failures.items():
             self._first = self._first or f"{error} (row {row_id})"
-        is_too_much = self._lost > tolerable_losses(self._given, self._share)
-        if is_too_much or self._lost == self._given:
+        is_too_much = self._lost > tolerable_losses(self._row_count, self._share)
+        if is_too_much or self._lost == self._row_count:
             raise StageError(self._message())
 
     def _message(self) -> str:
@@ -190,7 +190,7 @@ class Losses:
         if self._share < 1:
             limit = f", more than {self._section}.max_failed_share = {self._share:.0%} allows"
         return (
-            f"{self._section}: {self._lost} of {self._given} rows failed{limit}; "
+            f"{self._section}: {self._lost} of {self._row_count} rows failed{limit}; "
             f"first failure: {self._first or 'see the rows'}; "
             f"what was said of each is in {FAILURES_FILE} of the stage. "
             "Answers already paid for are kept; remove the cause and run again"

@@ -215,7 +215,7 @@ class ChatClient:
     def _start(self, request: Request) -> asyncio.Task[tuple[Call, bool]]:
         task = asyncio.create_task(self._answer(request))
         self._under_way[request.request_hash] = task
-        task.add_done_callback(lambda done: self._finished(request.request_hash, done))
+        task.add_done_callback(lambda task: self._finished(request.request_hash, task))
         return task
 
     def _finished(self, request_hash: str, task: asyncio.Task[tuple[Call, bool]]) -> None:

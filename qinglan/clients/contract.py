@@ -231,7 +231,7 @@ def _compare(
 
 
 class _Likeness(NamedTuple):
-    """How near an answer is to two answers: 1 the same, 0 no nearer than they are to each other."""
+    """Nearness of an answer to two others: 1 the same, 0 no nearer than they are to each other."""
 
     to_plain: float
     to_control: float

@@ -1,5 +1,5 @@
-"""When one process may send a request to one model: concurrency, requests and tokens per minute,
-retries.
+"""Limits of the requests that one process sends to one model: concurrency, requests and tokens per
+minute, retries.
 
 A single 429 concerns its own request only, which waits as long as the service asks. Many at once
 mean that the service is overloaded: then fewer requests are sent at a time, and slowly more again.

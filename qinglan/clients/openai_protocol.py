@@ -28,7 +28,7 @@ class Capability:
 
     pattern: str
     """Pattern of the model's name without the organisation in front of a slash."""
-    token_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 (no secret)
+    token_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105
     temperature: bool = True
     reasoning_effort: bool | None = False
     """None where it is not known."""

@@ -63,9 +63,9 @@ class LedgerQueue:
         self._elsewhere: dict[str, float] = {}
         """Requests that others are asking, and since when each is waited for."""
         self._news_s = -math.inf
-        """When the last answer of others came."""
+        """Time of the last answer of others."""
         self._said_s = -math.inf
-        """When the log last said that others are waited for."""
+        """Time when the log last said that others are waited for."""
         self._wait_s = _WAIT_FOR_OTHERS_S
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
@@ -189,7 +189,8 @@ class LedgerQueue:
                 self._commit = None
                 try:
                     delivery = await self._persist(order)
-                except Exception as error:  # noqa: BLE001 (the waiting callers must get it, or wait for ever)
+                except Exception as error:  # noqa: BLE001
+                    # Whatever it is: the waiting callers must get it, or wait for ever.
                     self._give_up(order, committed, error)
                     continue
                 committed.set_result(None)

@@ -1,4 +1,4 @@
-"""What goes into the ledger and what comes out of it."""
+"""Records that go into the ledger and come out of it."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from qinglan.rows import Retrieved
 
 
 class _Try(BaseModel, frozen=True):
-    """What an answer and a failure have in common."""
+    """The fields that an answer and a failure have in common."""
 
     request_hash: str
     run_id: str

@@ -95,9 +95,9 @@ class Ledger:
             self._record(db, calls, failures)
             answered = [call.request_hash for call in order.calls]
             self.release([*order.released, *answered], self.holder, db)
-            found = self.get_many(order.wanted, db)
+            answers = self.get_many(order.wanted, db)
             unanswered = [
-                request_hash for request_hash in order.wanted if request_hash not in found
+                request_hash for request_hash in order.wanted if request_hash not in answers
             ]
             claimed, late = self._claim(db, unanswered, self.holder)
             if claimed:
@@ -106,7 +106,7 @@ class Ledger:
                 self._keep_retrievals(db, order.retrievals)
             retrieved = _retrievals(db, order.sought)
             spent_usd = self.spent_usd(order.run_id, db)
-        return Delivery(found | late, claimed, spent_usd, retrieved)
+        return Delivery(answers | late, claimed, spent_usd, retrieved)
 
     def get(self, request_hash: str) -> Call | None:
         return self.get_many([request_hash]).get(request_hash)

@@ -32,7 +32,7 @@ _MARGIN = 1.1
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of the requests."""
+    """The requests that got an answer, and those that did not."""
 
     answered: int
     missing: tuple[str, ...]
@@ -100,10 +100,10 @@ async def distill_by_batch(
             if not unaffordable:
                 break
     answers = await asyncio.to_thread(ledger.get_many, unique.keys())
-    missing = tuple(request_hash for request_hash in unique if request_hash not in answers)
+    missing_hashes = tuple(key for key in unique if key not in answers)
     over_budget = sum(request.request_hash not in answers for request in unaffordable)
     reasons = store.reasons + Counter(over_budget=over_budget)
-    return BatchOutcome(len(answers), missing, dict(reasons))
+    return BatchOutcome(len(answers), missing_hashes, dict(reasons))
 
 
 def _affordable_count(costs_usd: Iterable[float], free_usd: float) -> int:

@@ -205,7 +205,10 @@ class BatchJobs:
             await self._follow(job, wait=True)
 
     async def _submit(self, requests: Sequence[Request]) -> tuple[BatchJob | None, str]:
-        """As `_create`; and the input file's id."""
+        """Upload the requests and create their batch.
+
+        Returns the job as `_create` does, and the input file's id.
+        """
         job = await self._store.begin(requests)
         claimed = set(job.request_hashes)
         self.tried |= claimed

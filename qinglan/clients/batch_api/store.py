@@ -147,7 +147,7 @@ class BatchStore:
         await to_the_end(self.end, job)
 
     def end(self, job: BatchJob) -> None:
-        """As `close`, without failures and at once, for where nothing can be awaited."""
+        """End the batch without failures and at once, for where nothing can be awaited."""
         self._ledger.end_batch(job)
 
     async def release(self, job: BatchJob) -> None:

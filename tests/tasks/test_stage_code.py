@@ -105,7 +105,13 @@ def digests(profile: Profile) -> dict[str, dict[str, str]]:
         ("training/engines/agents.yaml", "", "more: 1\n", ["rl"]),
         ("training/verl_cpu/router.yaml", "", "more: 1\n", ["rl"]),
         (
-            "clients/rag.py",
+            "clients/rag/__init__.py",
+            "",
+            "MORE = 1\n",
+            ["distill", "validate", "local_judge", "rl", "evaluate", "extract"],
+        ),
+        (
+            "clients/rag/answers.py",
             "",
             "MORE = 1\n",
             ["distill", "validate", "local_judge", "rl", "evaluate", "extract"],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.flows.stages import prepare_data, train_and_release
+from qinglan.flows._stages import prepare_data, train_and_release
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
 from qinglan.tasks.session import open_session

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.flows.stages import prepare_data
+from qinglan.flows._stages import prepare_data
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
 from qinglan.tasks.report import write_report

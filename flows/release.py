@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.flows.stages import decide_and_register
+from qinglan.flows._stages import decide_and_register
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
 from qinglan.tasks.session import open_session, stages_of

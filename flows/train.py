@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.flows.stages import train_and_release
+from qinglan.flows._stages import train_and_release
 from qinglan.tasks.engine import stop_jobs
 from qinglan.tasks.forms import Override, ProfileName, TrainChanges, overrides_of
 from qinglan.tasks.session import open_session, stages_of

@@ -1,5 +1,5 @@
-"""When one process may send a request to one model: concurrency, requests and tokens per minute,
-retries.
+"""Limits of the requests that one process sends to one model: concurrency, requests and tokens per
+minute, retries.
 
 A single 429 concerns its own request only, which waits as long as the service asks. Many at once
 mean that the service is overloaded: then fewer requests are sent at a time, and slowly more again.
@@ -23,17 +23,25 @@ from qinglan.runs.back_off import BackOff
 _LONGEST_WAIT_S = 60.0
 """A service that asks for more is asked again after this time."""
 _FULL_SHARE = 0.2
+"""Share of refusals among the recent answers from which a service counts as overloaded."""
 _CUT = 0.7
+"""Factor by which an overloaded service gets fewer requests at a time."""
 _MIN_ANSWERS = 8
 """Answers needed before a share of refusals counts."""
 _PAUSE = BackOff(0.25, 8.0)
-_BURST_S, _SLOW_BYTES_PER_S = 1.0, 100_000
+_BURST_S = 1.0
+_SLOW_BYTES_PER_S = 100_000
+"""Upload speed that a request's time limit allows for."""
 _WAITS = 10
-"""That a request's time limit is divided into. A stop of the process, however long, costs the
-request one of them."""
+"""Number of waits that a request's time limit is divided into.
+
+A stop of the process, however long, costs the request one of them.
+"""
 MOST_BODY_BYTES = 8_000_000
-"""Of a service's answer, unpacked: far more than an answer within the contracts takes, and little
-for 64 at once."""
+"""Largest body of a service's answer, unpacked.
+
+That is far more than an answer within the contracts takes, and little for 64 at once.
+"""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 T = TypeVar("T")
@@ -51,15 +59,15 @@ async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) 
     sends a byte now and then would never come to an end, and after a stop of the process httpx
     gives up before it reads what has arrived, which may be paid for.
     """
-    limits_s, upload_bytes = (
-        request.extensions["timeout"],
-        int(request.headers.get("content-length", 0)),
-    )
-    limit_s, limits_s["read"] = limits_s["read"] + upload_bytes / _SLOW_BYTES_PER_S, None
+    limits_s = request.extensions["timeout"]
+    upload_bytes = int(request.headers.get("content-length", 0))
+    limit_s = limits_s["read"] + upload_bytes / _SLOW_BYTES_PER_S
+    limits_s["read"] = None
     reading = asyncio.ensure_future(_read(sending, request))
     try:
         for _ in range(_WAITS):
-            if (await asyncio.wait([reading], timeout=limit_s / _WAITS))[0]:
+            finished, _ = await asyncio.wait([reading], timeout=limit_s / _WAITS)
+            if finished:
                 return await reading
         raise httpx2.ReadTimeout(f"the answer is not whole after {limit_s:.1f} s", request=request)
     finally:
@@ -68,7 +76,8 @@ async def receive(sending: Awaitable[httpx2.Response], request: httpx2.Request) 
 
 
 async def _read(sending: Awaitable[httpx2.Response], request: httpx2.Request) -> httpx2.Response:
-    response, body = await sending, bytearray()
+    response = await sending
+    body = bytearray()
     try:
         async for part in response.aiter_bytes():
             body += part
@@ -78,20 +87,22 @@ async def _read(sending: Awaitable[httpx2.Response], request: httpx2.Request) ->
                 )
     finally:
         await response.aclose()
-    headers = [
-        pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"
-    ]  # it is unpacked
-    status, extensions = response.status_code, response.extensions
+    # The body is unpacked by now, and must not be unpacked again.
+    headers = [pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"]
     return httpx2.Response(
-        status, headers=headers, content=bytes(body), request=request, extensions=extensions
+        response.status_code,
+        headers=headers,
+        content=bytes(body),
+        request=request,
+        extensions=response.extensions,
     )
 
 
 class Pace:
-    """An even flow of units, a second's worth at once at most (the generic cell rate algorithm);
-    None: any number."""
+    """An even flow of units, a second's worth at once at most (the generic cell rate algorithm)."""
 
     def __init__(self, per_minute: float | None) -> None:
+        """`per_minute` is None where any number may be used."""
         self._interval_s = 60.0 / per_minute if per_minute else 0.0
         self._free_at_s = 0.0
 
@@ -116,12 +127,15 @@ class Limits:
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
     ) -> None:
-        self._most, self.allowed = concurrency, float(concurrency)
-        self._requests, self.tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
+        self._most = concurrency
+        self.allowed = float(concurrency)
+        self._requests = Pace(requests_per_minute)
+        self.tokens = Pace(tokens_per_minute)
         self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._refusals: deque[bool] = deque(maxlen=max(2 * _MIN_ANSWERS, concurrency))
-        self._closed_until_s, self._refused_in_a_row = 0.0, 0
+        self._closed_until_s = 0.0
+        self._refused_in_a_row = 0
 
     @asynccontextmanager
     async def slot(self, tokens: float) -> AsyncIterator[None]:
@@ -132,14 +146,17 @@ class Limits:
         try:
             await place
             now_s = time.monotonic()
-            paces_s = self._requests.reserve(1, now_s), self.tokens.reserve(tokens, now_s)
-            if (wait_s := max(self._closed_until_s - now_s, *paces_s)) > 0:
+            wait_s = max(
+                self._closed_until_s - now_s,
+                self._requests.reserve(1, now_s),
+                self.tokens.reserve(tokens, now_s),
+            )
+            if wait_s > 0:
                 await asyncio.sleep(wait_s)
             yield
         finally:
-            if (
-                place.done() and not place.cancelled()
-            ):  # else its caller was cancelled while it waited
+            # A caller that was cancelled while it waited has no place to give back.
+            if place.done() and not place.cancelled():
                 self.in_flight -= 1
                 self._let_in()
 
@@ -151,21 +168,25 @@ class Limits:
         self._refused_in_a_row = 0
         self.allowed = min(self._most, self.allowed + 1 / self.allowed)
         self._let_in()
-        if wait_s := _exhausted_for_s(headers):
-            self._closed_until_s = max(self._closed_until_s, time.monotonic() + wait_s)
+        wait_s = _exhausted_for_s(headers)
+        if wait_s:
+            self._close_for(wait_s)
 
     def refused(self) -> None:
         """The service answered 429."""
         self._refusals.append(True)
         self._refused_in_a_row += 1
-        if rounds := self._refused_in_a_row // int(self.allowed):
-            self._closed_until_s = max(
-                self._closed_until_s, time.monotonic() + _PAUSE.pause_s(rounds)
-            )
+        rounds = self._refused_in_a_row // int(self.allowed)
+        if rounds:
+            self._close_for(_PAUSE.pause_s(rounds))
         recent = list(self._refusals)[-max(2 * _MIN_ANSWERS, int(self.allowed)) :]
         if len(recent) >= _MIN_ANSWERS and sum(recent) >= _FULL_SHARE * len(recent):
             self.allowed = max(1.0, self.allowed * _CUT)
-            self._refusals.clear()  # judge the smaller number anew
+            # The smaller number is judged anew.
+            self._refusals.clear()
+
+    def _close_for(self, wait_s: float) -> None:
+        self._closed_until_s = max(self._closed_until_s, time.monotonic() + wait_s)
 
     def _let_in(self) -> None:
         while self._waiting and self.in_flight < int(self.allowed):
@@ -182,15 +203,18 @@ class CircuitBreaker:
     def __init__(
         self, limit: int, pause_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._limit, self._pause_s, self._clock = limit, pause_s, clock
-        self.failures, self._next_s = 0, 0.0
+        self._limit = limit
+        self._pause_s = pause_s
+        self._clock = clock
+        self.failures = 0
+        self._next_s = 0.0
 
     @property
     def is_open(self) -> bool:
         return self.failures >= self._limit
 
     def wait_s(self) -> float:
-        """Until the next request may be sent."""
+        """Seconds until the next request may be sent."""
         return max(0.0, self._next_s - self._clock())
 
     def sent(self, ends_within_s: float = 0.0) -> None:
@@ -199,7 +223,8 @@ class CircuitBreaker:
             self._next_s = self._clock() + max(self._pause_s, ends_within_s)
 
     def answered(self) -> None:
-        self.failures, self._next_s = 0, 0.0
+        self.failures = 0
+        self._next_s = 0.0
 
     def failed(self) -> None:
         self.failures += 1
@@ -207,22 +232,24 @@ class CircuitBreaker:
 
 
 def _exhausted_for_s(headers: Mapping[str, str]) -> float:
-    """How long the service says that nothing is left of its limit; 0 where something is."""
-    waits_s = [0.0]
-    for what in ("requests", "tokens"):
-        if headers.get(f"x-ratelimit-remaining-{what}") == "0":
-            reset = headers.get(f"x-ratelimit-reset-{what}", "")  # such as `6m0s`, `1.5s`, `20ms`
-            waits_s.append(
-                sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(reset))
-            )
-    return min(max(waits_s), _LONGEST_WAIT_S)
+    """Seconds for which the service says that its limit is used up; 0 where it is not."""
+    longest_s = 0.0
+    for unit in ("requests", "tokens"):
+        if headers.get(f"x-ratelimit-remaining-{unit}") == "0":
+            reset = headers.get(f"x-ratelimit-reset-{unit}", "")
+            longest_s = max(longest_s, _duration_s(reset))
+    return min(longest_s, _LONGEST_WAIT_S)
+
+
+def _duration_s(text: str) -> float:
+    """Seconds of a duration such as `6m0s`, `1.5s` or `20ms`."""
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
 
 
 async def with_retries(
     attempt: Callable[[], Awaitable[T]], max_retries: int, back_off: BackOff
 ) -> T:
-    """What `attempt` returns, after up to `max_retries` more tries where its error has a
-    `retry_after_s`."""
+    """Call `attempt`, up to `max_retries` times more where its error has a `retry_after_s`."""
     for failures in itertools.count(1):
         try:
             return await attempt()
@@ -230,15 +257,15 @@ async def with_retries(
             if error.retry_after_s is None or failures > max_retries:
                 raise
             # Callers that were given the same time must not return all at once.
-            await asyncio.sleep(
-                error.retry_after_s + back_off.pause_s(1 if error.retry_after_s else failures)
-            )
+            pause_s = back_off.pause_s(1 if error.retry_after_s else failures)
+            await asyncio.sleep(error.retry_after_s + pause_s)
     raise AssertionError("the last attempt returns or raises")
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:
-    """How long the service asks to wait before the same request; 0 where it doesn't say."""
+    """Seconds that the service asks to wait before the same request; 0 where it doesn't say."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        with suppress(KeyError, ValueError):  # a date is rare: back off as usual
+        # A date in place of a number is rare: it counts as none, and the client backs off as usual.
+        with suppress(KeyError, ValueError):
             return min(max(0.0, float(headers[name]) * unit_s), _LONGEST_WAIT_S)
     return 0.0

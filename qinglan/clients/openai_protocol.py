@@ -24,17 +24,18 @@ JsonSchema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Capability:
-    """What the models of one family take."""
+    """The parameters that the models of one family take."""
 
     pattern: str
-    """Of the model's name without the organisation in front of a slash."""
-    token_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 (no secret)
+    """Pattern of the model's name without the organisation in front of a slash."""
+    token_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105
     temperature: bool = True
     reasoning_effort: bool | None = False
-    """None: unknown."""
+    """None where it is not known."""
     structured_output: StructuredOutput = "off"
 
 
+# The first pattern that fits decides, so a name that extends another stands before it.
 TABLE = (
     Capability(r"gpt-5[^/]*-chat", "max_completion_tokens", structured_output="json_schema"),
     Capability(r"gpt-[5-9]|o\d", "max_completion_tokens", False, True, "json_schema"),
@@ -48,11 +49,14 @@ TABLE = (
 @cache
 def capability_of(model: str) -> Capability:
     name = model.rpartition("/")[2].lower()
-    return next(each for each in TABLE if re.match(each.pattern, name))
+    for family in TABLE:
+        if re.match(family.pattern, name):
+            return family
+    raise AssertionError("the last pattern fits every name")
 
 
 def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> dict[str, Any]:
-    """What is sent beside the messages; `schema` is the JSON schema of the answer."""
+    """The request's fields beside the messages; `schema` is the JSON schema of the answer."""
     family = capability_of(endpoint.model)
     parameters: dict[str, Any] = {
         "model": endpoint.model,
@@ -62,17 +66,22 @@ def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> 
         parameters["temperature"] = endpoint.temperature
     if endpoint.reasoning_effort:
         parameters["reasoning_effort"] = endpoint.reasoning_effort
-    how = (
-        family.structured_output
-        if endpoint.structured_output == "auto"
-        else endpoint.structured_output
-    )
-    if schema is not None and how == "json_schema":
-        answer = {"name": "answer", "strict": True, "schema": schema}
-        parameters["response_format"] = {"type": "json_schema", "json_schema": answer}
-    elif schema is not None and how == "json_object":
-        parameters["response_format"] = {"type": "json_object"}
+    if schema is not None:
+        parameters |= _response_format(endpoint, family, schema)
     return parameters | endpoint.extra_body
+
+
+def _response_format(endpoint: Endpoint, family: Capability, schema: JsonSchema) -> dict[str, Any]:
+    """The parameter that holds the answer to JSON, where the model can be held to it."""
+    kind = endpoint.structured_output
+    if kind == "auto":
+        kind = family.structured_output
+    if kind == "json_schema":
+        answer = {"name": "answer", "strict": True, "schema": schema}
+        return {"response_format": {"type": "json_schema", "json_schema": answer}}
+    if kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    return {}
 
 
 _CODES = {
@@ -115,10 +124,11 @@ class ChatRequest(BaseModel, hide_input_in_errors=True):
 
     @property
     def last_user_text(self) -> str:
-        """Of the last message that has the role `user`; empty without one."""
-        return next(
-            (message.text for message in reversed(self.messages) if message.role == "user"), ""
-        )
+        """Text of the last message that has the role `user`; empty without one."""
+        for message in reversed(self.messages):
+            if message.role == "user":
+                return message.text
+        return ""
 
 
 def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -137,17 +147,16 @@ def completion_body(
     identity: str, created_s: int, model: str, message: dict[str, Any], *, is_chunk: bool = False
 ) -> dict[str, Any]:
     """A completion of one choice, or the only chunk of a stream."""
+    choice = {
+        "index": 0,
+        "delta" if is_chunk else "message": message,
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
     return {
         "id": f"chatcmpl-{identity}",
         "object": "chat.completion.chunk" if is_chunk else "chat.completion",
         "created": created_s,
         "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "delta" if is_chunk else "message": message,
-                "logprobs": None,
-                "finish_reason": "stop",
-            }
-        ],
+        "choices": [choice],
     }

@@ -16,8 +16,13 @@ from qinglan.runs.run import Run
 from qinglan.runs.traces import CallSample
 
 ANSWER_FIELDS = frozenset(Endpoint.model_fields) - {
-    "api_key_env", "timeout_s", "max_retries", "concurrency", "requests_per_minute", "tokens_per_minute",
-}  # fmt: skip
+    "api_key_env",
+    "timeout_s",
+    "max_retries",
+    "concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+}
 """The settings of an endpoint that its answers depend on."""
 
 SIMULATED_ANSWERS = "330c99164ac6"
@@ -31,14 +36,14 @@ _NOT_OPENED = "this stage has no {role} client; name the role in open_clients"
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the services are, models with `/v1`: the user's own where the profile has them, else
+    """Addresses of the services, models with `/v1`: the user's own where the profile has them, else
     the simulators."""
 
     teacher_url: str
     judge_url: str
     rag_url: str
     rival_urls: Mapping[str, str] = field(default_factory=dict)
-    """Of the teachers in `compare`, by their names."""
+    """Addresses of the teachers in `compare`, by their names."""
     answerer_url: str = ""
     """Empty where the profile names no answerer."""
 
@@ -54,9 +59,13 @@ class Clients:
     def __init__(
         self, chats: Mapping[ChatRole, ChatClient] | None = None, rag: RagClient | None = None
     ) -> None:
-        self._chats, self._rag = chats or {}, rag
-        self._all: list[ChatClient | RagClient] = [*self._chats.values(), *([rag] if rag else [])]
-        self.unjudged = 0  # answers for whose score the budget was spent
+        self._chats = chats or {}
+        self._rag = rag
+        self._all: list[ChatClient | RagClient] = [*self._chats.values()]
+        if rag:
+            self._all.append(rag)
+        self.unjudged = 0
+        """Answers for whose score the budget was spent."""
 
     @property
     def teacher(self) -> ChatClient:
@@ -77,7 +86,8 @@ class Clients:
         return self._rag
 
     def call_counts(self) -> dict[str, dict[str, int]]:
-        """By role, what the ledger does not record: answers taken from it, and calls to the RAG."""
+        """Counts by role that the ledger does not record: answers taken from it, and calls to the
+        RAG."""
         counts: dict[str, dict[str, int]] = {
             role: {"cached": chat.cached_count} for role, chat in self._chats.items()
         }
@@ -110,8 +120,10 @@ def site_ledger(profile: Profile) -> closing[Ledger]:
 
 def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
     """The model and service of a role; raises ConfigError where the profile names no answerer."""
-    if role != "answerer":
-        return profile.teacher if role == "teacher" else profile.judge
+    if role == "teacher":
+        return profile.teacher
+    if role == "judge":
+        return profile.judge
     if profile.answerer is None:
         asks = f"recipe `{profile.recipe_name}` asks a weak model for the answers that are judged"
         raise ConfigError(f"answerer: {asks}; name one: {{base_url: …, model: …}}")
@@ -132,7 +144,8 @@ async def open_clients(
     run: Run, services: Services, roles: Collection[Role], traced: CallSample | None = None
 ) -> AsyncIterator[Clients]:
     """Open the clients of these roles; other roles need no API key. `traced` notes what is sent."""
-    profile, addresses = run.profile, services()
+    profile = run.profile
+    addresses = services()
     urls: dict[ChatRole, str] = {
         "teacher": addresses.teacher_url,
         "answerer": addresses.answerer_url,
@@ -147,19 +160,18 @@ async def open_clients(
         stack.push_async_callback(queue.close)
         chats: dict[ChatRole, ChatClient] = {}
         for role, url in urls.items():
-            if role in roles:
-                endpoint = endpoint_of(profile, role)
-                account = Account(
-                    run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model]
-                )
-                chats[role] = ChatClient(
-                    endpoint, url, account, queue, key_salt=key_salt(profile, role), traced=traced
-                )
-        rag = (
-            RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced)
-            if "rag" in roles
-            else None
-        )
+            if role not in roles:
+                continue
+            endpoint = endpoint_of(profile, role)
+            account = Account(
+                run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model]
+            )
+            chats[role] = ChatClient(
+                endpoint, url, account, queue, key_salt=key_salt(profile, role), traced=traced
+            )
+        rag = None
+        if "rag" in roles:
+            rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id, traced=traced)
         clients = Clients(chats, rag)
         stack.push_async_callback(clients.close)
         yield clients

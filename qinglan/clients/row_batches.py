@@ -15,16 +15,20 @@ from qinglan.errors import CallError, StageError
 from qinglan.rows import Row
 
 Work = Callable[[Row], Awaitable[Row]]
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 OVER_BUDGET = "over_budget"
 RETRYABLE_REASONS = frozenset(
     {
-        "teacher_timeout", "teacher_rate_limited", "teacher_unavailable", "teacher_bad_response",
-        "teacher_interrupted", "rag_unavailable",
+        "teacher_timeout",
+        "teacher_rate_limited",
+        "teacher_unavailable",
+        "teacher_bad_response",
+        "teacher_interrupted",
+        "rag_unavailable",
         OVER_BUDGET,
     }
-)  # fmt: skip
+)
 """Another run may succeed here: a stage that dropped rows for one of these is not reused by later
 runs."""
 RETRYABLE_OR_BLANK_REASONS = RETRYABLE_REASONS | {
@@ -32,13 +36,19 @@ RETRYABLE_OR_BLANK_REASONS = RETRYABLE_REASONS | {
     "empty_candidate",
     "empty_judgement",
 }
-"""For a data stage also these, as the ledger keeps no blank answer; where a model is measured,
-blank is an answer."""
+"""The reasons for which a data stage is not reused.
+
+The ledger keeps no blank answer, so another run may succeed here too. Where a model is measured,
+blank is an answer.
+"""
 
 FAILURES_FILE = "failures.jsonl"
-"""In a stage's folder: what a service or model said where a row failed. It may quote the row, so no
-message has it."""
-_AHEAD = 8
+"""File in a stage's folder with the words of a service or model where a row failed.
+
+They may quote the row, so no message has them.
+"""
+_BATCHES_AHEAD = 8
+"""Batches in memory for each one that is worked on."""
 
 
 class BatchIncompleteError(StageError):
@@ -49,10 +59,11 @@ class RowBatch:
     """Rows, their outcomes so far, and the last failure of those without one."""
 
     def __init__(self, index: int, rows: Sequence[Row]) -> None:
-        self.index, self.rows = index, list(rows)
+        self.index = index
+        self.rows = list(rows)
         self._outcomes: dict[str, Row] = {row.id: row for row in rows if row.status == "failed"}
         self.failures: dict[str, CallError] = {}
-        """The last of each row that met one."""
+        """The last failure of each row that met one."""
 
     @property
     def missing(self) -> list[Row]:
@@ -68,8 +79,10 @@ class RowBatch:
                 raise problem
         if self.missing and not last_attempt:
             first = self.missing[0].id
-            what = f"{len(self.missing)} rows to try again; first: {self.failures[first]} (row {first})"
-            raise BatchIncompleteError(f"batch {self.index}: {what}")
+            raise BatchIncompleteError(
+                f"batch {self.index}: {len(self.missing)} rows to try again; "
+                f"first: {self.failures[first]} (row {first})"
+            )
         for row in self.missing:
             self._outcomes[row.id] = row.failed(self.failures[row.id].reason)
         return [self._outcomes[row.id] for row in self.rows]
@@ -86,32 +99,34 @@ class RowBatch:
 
 def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[RowBatch]:
     stream = iter(rows)
-    for number in itertools.count():
-        if not (some := list(itertools.islice(stream, batch_rows))):
+    for index in itertools.count():
+        portion = list(itertools.islice(stream, batch_rows))
+        if not portion:
             return
-        yield RowBatch(number, some)
+        yield RowBatch(index, portion)
 
 
 async def in_order(
-    batches: Iterable[RowBatch], work: Callable[[RowBatch], Awaitable[Done]], *, at_once: int
-) -> AsyncGenerator[tuple[RowBatch, Done], None]:
+    batches: Iterable[RowBatch], work: Callable[[RowBatch], Awaitable[Result]], *, at_once: int
+) -> AsyncGenerator[tuple[RowBatch, Result], None]:
     """Work on several batches at once and yield them in their order, holding a bounded number of
     them in memory.
 
     An error of any batch is raised as soon as it happens; what is then under way is cancelled.
     """
-    source, running = iter(batches), asyncio.Semaphore(at_once)
-    ahead: deque[tuple[RowBatch, asyncio.Task[Done]]] = deque()
+    source = iter(batches)
+    running = asyncio.Semaphore(at_once)
+    ahead: deque[tuple[RowBatch, asyncio.Task[Result]]] = deque()
 
-    async def one(batch: RowBatch) -> Done:
+    async def work_in_turn(batch: RowBatch) -> Result:
         async with running:
             return await work(batch)
 
     def start() -> None:
         # Finished batches wait for a slow one before them; enough of them that the running ones
         # don't run out of work.
-        for batch in itertools.islice(source, _AHEAD * at_once - len(ahead)):
-            ahead.append((batch, asyncio.create_task(one(batch))))
+        for batch in itertools.islice(source, _BATCHES_AHEAD * at_once - len(ahead)):
+            ahead.append((batch, asyncio.create_task(work_in_turn(batch))))
 
     try:
         start()
@@ -126,49 +141,60 @@ async def in_order(
                 batch, task = ahead.popleft()
                 yield batch, task.result()
             start()
-    finally:  # after an error none may go on: the clients are about to be closed
+    finally:
+        # After an error none may go on: the clients are about to be closed.
         for _, task in ahead:
             task.cancel()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-def tolerable_losses(given: int, share: float) -> float:
-    """How many of so many rows may be lost at a `max_failed_share`. Above 0 it allows one row,
-    unless that is the only one: of 10 rows at 5% none could be lost otherwise."""
-    return min(max(share * given, 1), max(given - 1, 0)) if 0 < share < 1 else share * given
+def tolerable_losses(row_count: int, share: float) -> float:
+    """The number of rows, of so many, that may be lost at a `max_failed_share`.
+
+    Above 0 it allows one row, unless that is the only one: of 10 rows at 5% none could be lost
+    otherwise.
+    """
+    if 0 < share < 1:
+        return min(max(share * row_count, 1), max(row_count - 1, 0))
+    return share * row_count
 
 
 class Losses:
-    """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its
-    name in the profile.
+    """Rows that a stage has lost so far, to stop it as soon as they are too many.
 
     The limit is a share of all usable rows given, so that a bad first batch of many stops nothing
     that it needn't. What the budget left out is no loss.
     """
 
-    def __init__(self, section: str, given: int, max_failed_share: float) -> None:
-        self._section, self._share = section, max_failed_share
-        self._given, self._lost = given, 0
-        self._first = ""
-        if not self._given:
+    def __init__(self, section: str, row_count: int, max_failed_share: float) -> None:
+        """`section` is the stage's name in the profile; `row_count` the rows that it was given."""
+        if not row_count:
             raise StageError(f"{section}: no row to work on; every row failed before")
+        self._section = section
+        self._row_count = row_count
+        self._share = max_failed_share
+        self._lost = 0
+        self._first = ""
 
-    def add(self, batch: RowBatch, done: Sequence[Row]) -> None:
+    def add(self, batch: RowBatch, finished_rows: Sequence[Row]) -> None:
         """Count a finished batch; raises StageError where too many rows are lost."""
-        self._lost += _usable(batch.rows) - _usable(done)
+        self._lost += _usable(batch.rows) - _usable(finished_rows)
         for row_id, error in batch.failures.items():
             self._first = self._first or f"{error} (row {row_id})"
-        if self._lost > tolerable_losses(self._given, self._share) or self._lost == self._given:
-            more = (
-                f", more than {self._section}.max_failed_share = {self._share:.0%} allows"
-                if self._share < 1
-                else ""
-            )
-            raise StageError(
-                f"{self._section}: {self._lost} of {self._given} rows failed{more}; first failure: "
-                f"{self._first or 'see the rows'}; what was said of each is in {FAILURES_FILE} of the stage. "
-                "Answers already paid for are kept; remove the cause and run again"
-            )
+        is_too_much = self._lost > tolerable_losses(self._row_count, self._share)
+        if is_too_much or self._lost == self._row_count:
+            raise StageError(self._message())
+
+    def _message(self) -> str:
+        limit = ""
+        if self._share < 1:
+            limit = f", more than {self._section}.max_failed_share = {self._share:.0%} allows"
+        return (
+            f"{self._section}: {self._lost} of {self._row_count} rows failed{limit}; "
+            f"first failure: {self._first or 'see the rows'}; "
+            f"what was said of each is in {FAILURES_FILE} of the stage. "
+            "Answers already paid for are kept; remove the cause and run again"
+        )
 
 
 def _usable(rows: Sequence[Row]) -> int:

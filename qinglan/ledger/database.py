@@ -38,6 +38,8 @@ _LIMITS = {
 }
 _LOCK_TIMEOUT_S = 60
 _LOCK_RETRY_S = 0.1
+_ADVISORY_LOCK = 7213094021
+"""Number of the lock under which one process at a time makes the tables."""
 
 TABLES = sa.MetaData()
 _key = partial(sa.Column, type_=sa.Text, primary_key=True)
@@ -47,12 +49,16 @@ META = sa.Table("ledger_meta", TABLES, sa.Column("version", sa.Integer, primary_
 
 
 def _table_of_tries(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    """A table with a row for each try at a request; `columns` stand in its middle."""
     return sa.Table(
         name,
         TABLES,
         sa.Column("id", sa.Integer, primary_key=True),
         _text("request_hash", index=True),
-        *map(_text, ("run_id", "tenant", "role", "model")),
+        _text("run_id"),
+        _text("tenant"),
+        _text("role"),
+        _text("model"),
         *columns,
         _number("cost_usd"),
         sa.Column("latency_ms", sa.Double),
@@ -80,7 +86,10 @@ BATCHES = sa.Table(
     "batches",
     TABLES,
     _key("digest"),
-    *map(_text, ("server", "role", "status", "batch_id")),
+    _text("server"),
+    _text("role"),
+    _text("status"),
+    _text("batch_id"),
     sa.Column("request_hashes", sa.JSON, nullable=False),
     _number("created_s"),
 )
@@ -95,7 +104,7 @@ RETRIEVALS = sa.Table(
 
 
 def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
-    """Where a site's ledger is: the database that the environment variable names, or a file under
+    """Address of a site's ledger: the database that the environment variable names, or a file under
     `state`."""
     if store.url_env is None:
         state.mkdir(parents=True, exist_ok=True)
@@ -106,47 +115,57 @@ def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
         raise LedgerError(
             f"ledger: {store.url_env} holds no postgresql://user:password@host/database; {hint}"
         )
-    return (
-        url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
-    )
+    if url.get_backend_name() == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    return url
 
 
 def libpq_limits(url: sa.URL) -> dict[str, int]:
-    """What makes libpq end the wait for a server that is gone; without what the URL itself says."""
+    """Settings by which libpq ends the wait for a server that is gone; without what the URL itself
+    says."""
     return {name: value for name, value in _LIBPQ.items() if name not in url.query}
 
 
 def make_engine(url: str | sa.URL) -> sa.Engine:
     url = sa.make_url(url)
     if url.get_backend_name() == "postgresql":
+        return _postgresql_engine(url)
+    return _sqlite_engine(url)
+
+
+def _postgresql_engine(url: sa.URL) -> sa.Engine:
+    try:
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
-        given = libpq_limits(url)
-        try:
-            engine = sa.create_engine(
-                url, connect_args=given, pool_pre_ping=True, pool_size=2, hide_parameters=True
-            )
-        except ModuleNotFoundError:
-            message = (
-                "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
-            )
-            raise LedgerError(message) from None
+        engine = sa.create_engine(
+            url,
+            connect_args=libpq_limits(url),
+            pool_pre_ping=True,
+            pool_size=2,
+            hide_parameters=True,
+        )
+    except ModuleNotFoundError:
+        message = (
+            "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
+        )
+        raise LedgerError(message) from None
 
-        @sa.event.listens_for(engine, "begin")
-        def _limit(connection: sa.Connection) -> None:
-            # For the transaction: PgBouncer refuses a connection that asks for them, and shares its
-            # sessions.
-            connection.execute(
-                sa.select(
-                    *(sa.func.set_config(name, value, True) for name, value in _LIMITS.items())
-                )
-            )
+    @sa.event.listens_for(engine, "begin")
+    def _limit(connection: sa.Connection) -> None:
+        # For the transaction: PgBouncer refuses a connection that asks for them, and shares its
+        # sessions.
+        settings = [sa.func.set_config(name, value, True) for name, value in _LIMITS.items()]
+        connection.execute(sa.select(*settings))
 
-        return engine
+    return engine
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(url, connect_args={"timeout": _LOCK_TIMEOUT_S}, hide_parameters=True)
 
     @sa.event.listens_for(engine, "connect")
     def _set_up(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # BEGIN is ours to send, see below
+        # BEGIN is ours to send, see below.
+        connection.isolation_level = None
         _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
@@ -160,11 +179,12 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
 
 
 def is_unreachable(error: sa.exc.DBAPIError) -> bool:
-    """Whether PostgreSQL's server can't be reached, or is being started or stopped."""
-    code = getattr(error.orig, "sqlstate", "")  # None where no server said anything
-    return isinstance(error, sa.exc.OperationalError) and (
-        code is None or code.startswith(("08", "57P"))
-    )
+    """Can PostgreSQL's server not be reached, or is it being started or stopped?"""
+    if not isinstance(error, sa.exc.OperationalError):
+        return False
+    # None where no server said anything.
+    code = getattr(error.orig, "sqlstate", "")
+    return code is None or code.startswith(("08", "57P"))
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
@@ -182,8 +202,8 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 
 def url_of(address: str) -> sa.URL | None:
-    """None where it is no address, or has an @ in its password: that would end in the host, which
-    messages name."""
+    """The URL; None where it is no address, or has an @ in its password: that would end in the
+    host, which messages name."""
     try:
         url = sa.make_url(address)
     except (sa.exc.ArgumentError, ValueError):
@@ -192,28 +212,36 @@ def url_of(address: str) -> sa.URL | None:
 
 
 def shown(url: sa.URL) -> str:
-    """Without the password, which may stand among the parameters too."""
+    """The address without the password, which may stand among the parameters too."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def prepare(db: sa.Connection, name: str) -> None:
     """Make the tables of an empty ledger, and drop what is kept for a time only; LedgerError for
     another version."""
-    if (
-        db.dialect.name == "postgresql"
-    ):  # two processes that make the same tables get in each other's way
-        db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
+    if db.dialect.name == "postgresql":
+        # Two processes that make the same tables get in each other's way.
+        db.execute(sa.text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
     META.create(db, checkfirst=True)
     versions = set(db.scalars(sa.select(META.c.version)))
-    if other := versions - {SCHEMA_VERSION}:
-        problem = f"is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}"
+    other_versions = versions - {SCHEMA_VERSION}
+    if other_versions:
+        version = max(other_versions)
+        problem = f"is of version {version}, this Qinglan writes version {SCHEMA_VERSION}"
         raise LedgerError(f"ledger {name}: {problem}; use the Qinglan that made it")
     TABLES.create_all(db)
     if not versions:
         db.execute(sa.insert(META).values(version=SCHEMA_VERSION))
+    _drop_old_retrievals(db)
+
+
+def _drop_old_retrievals(db: sa.Connection) -> None:
+    oldest_kept_s = time.time() - RETRIEVALS_KEPT_S
     # No more than one statement can within its limit, or a ledger that has many could never be
     # opened again.
-    old = sa.select(RETRIEVALS.c.key).where(
-        RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S
+    old_keys = (
+        sa.select(RETRIEVALS.c.key)
+        .where(RETRIEVALS.c.created_s < oldest_kept_s)
+        .limit(_DROPPED_AT_ONCE)
     )
-    db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.key.in_(old.limit(_DROPPED_AT_ONCE))))
+    db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.key.in_(old_keys)))

@@ -25,15 +25,15 @@ from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
 
 _GATHER_S = 0.05
-"""How long a transaction waits for company: much less than any answer takes, and nothing waits for
+"""Time that a transaction waits for company: much less than any answer takes, and nothing waits for
 it in a slot."""
 _ENOUGH = 100
-"""So many don't wait."""
+"""An order of this size doesn't wait."""
 _LOOK_AGAIN_S = 0.5
 _SAY_AFTER_S = 3.0
 _SAY_EVERY_S = 60.0
 _WAIT_FOR_OTHERS_S = 600.0
-"""For the next answer of those that others are asking; longer where their requests may take
+"""Wait for the next answer of those that others are asking; longer where their requests may take
 longer."""
 _RETRY_FOR_S = 60.0
 _UNREACHABLE_FOR_S = 900.0
@@ -43,8 +43,8 @@ _BACK_OFF = BackOff(0.2, 5.0)
 _HEARTBEAT_S = 15.0
 _LOG = logging.getLogger(__name__)
 RESERVED_BYTES = 2 << 20
-"""Of disk space, for some hundred answers under way: they are paid for, and written down on a full
-disk too."""
+"""Disk space for some hundred answers under way: they are paid for, and written down on a full disk
+too."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -54,20 +54,27 @@ class LedgerQueue:
     the ledger."""
 
     def __init__(self, ledger: Ledger, run_id: str, budget: Budget) -> None:
-        self._ledger, self._run_id, self._budget = ledger, run_id, budget
+        self._ledger = ledger
+        self._run_id = run_id
+        self._budget = budget
         self._order = Order(run_id=run_id)
         self._wanted: dict[str, asyncio.Future[Call | None]] = {}
         self._sought: dict[str, asyncio.Future[Retrieved | None]] = {}
         self._elsewhere: dict[str, float] = {}
-        """What others are asking, and since when it is waited for."""
-        self._news_s = self._said_s = -math.inf
+        """Requests that others are asking, and since when each is waited for."""
+        self._news_s = -math.inf
+        """Time of the last answer of others."""
+        self._said_s = -math.inf
+        """Time when the log last said that others are waited for."""
         self._wait_s = _WAIT_FOR_OTHERS_S
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._heartbeats: asyncio.Task[None] | None = None
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
+        """Cost of the entries that are not written yet."""
         self._full: LedgerError | None = None
+        """The error of a full disk, once there was one."""
         self._closing = False
         self._reserve = reserve_space(ledger.url)
 
@@ -79,11 +86,11 @@ class LedgerQueue:
         where they bring none, or the ledger's disk was full, so that nothing more may be bought.
         """
         self._wait_s = max(self._wait_s, wait_s)
-        known = await self._look_up(request_hash, self._wanted, self._order.wanted)
-        if known is None and self._full:
+        call = await self._look_up(request_hash, self._wanted, self._order.wanted)
+        if call is None and self._full:
             self.release(request_hash)
             raise self._full
-        return known
+        return call
 
     async def record(self, call: Call) -> None:
         """Keep an answer; it is safe on return."""
@@ -120,19 +127,20 @@ class LedgerQueue:
         Raises BudgetError where the run is to stop, TeacherError where the row is to fail as
         `over_budget`.
         """
-        left = self.affordable_usd()
-        if left is None or left > in_flight_usd:
+        free_usd = self.affordable_usd()
+        if free_usd is None or free_usd > in_flight_usd:
             return
         limits = self._budget.model_dump(
             include={"per_run_usd", "per_month_usd"}, exclude_none=True
         )
-        named = " and ".join(f"budget.{name} = {limit:g}" for name, limit in limits.items())
-        message = f"{named}: nothing is left to spend; raise it and run again: every answer paid for is kept"
-        raise (
-            BudgetError(message)
-            if self._budget.when_spent == "stop"
-            else TeacherError(message, "over_budget")
+        settings = " and ".join(f"budget.{name} = {limit:g}" for name, limit in limits.items())
+        message = (
+            f"{settings}: nothing is left to spend; raise it and run again: every answer paid for "
+            "is kept"
         )
+        if self._budget.when_spent == "stop":
+            raise BudgetError(message)
+        raise TeacherError(message, "over_budget")
 
     async def close(self) -> None:
         """Write what is left, also what could not be written before."""
@@ -154,15 +162,15 @@ class LedgerQueue:
             waiting[key] = asyncio.get_running_loop().create_future()
             ordered.append(key)
             self._start()
-        return await asyncio.shield(
-            waiting[key]
-        )  # a cancelled waiter must not take it from the others
+        # A cancelled waiter must not take it from the others.
+        return await asyncio.shield(waiting[key])
 
     def _start(self) -> asyncio.Future[None]:
+        """See to it that the order is sent; returns what is done once it is committed."""
         if self._commit is None:
             self._commit = asyncio.get_running_loop().create_future()
             # Where nobody awaits it, the next caller gets the failure.
-            self._commit.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._commit.add_done_callback(_retrieve_error)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         if self._heartbeats is None:
@@ -175,11 +183,14 @@ class LedgerQueue:
                 await asyncio.sleep(0)
                 if len(self._order) < _ENOUGH:
                     await asyncio.sleep(_GATHER_S)
-                order, committed = self._order, self._commit
-                self._order, self._commit = Order(run_id=self._run_id), None
+                order = self._order
+                committed = self._commit
+                self._order = Order(run_id=self._run_id)
+                self._commit = None
                 try:
                     delivery = await self._persist(order)
-                except Exception as error:  # noqa: BLE001 (the waiting callers must get it, or wait for ever)
+                except Exception as error:  # noqa: BLE001
+                    # Whatever it is: the waiting callers must get it, or wait for ever.
                     self._give_up(order, committed, error)
                     continue
                 committed.set_result(None)
@@ -189,60 +200,74 @@ class LedgerQueue:
             self._worker = None
 
     async def _persist(self, order: Order) -> Delivery:
-        """A database that is away (a fail-over, a restart) costs no paid answer."""
-        started_s = said_s = time.monotonic()
+        """Send an order; a database that is away (a fail-over, a restart) costs no paid answer."""
+        start_s = time.monotonic()
+        next_word_s = start_s + _SAY_AFTER_S
         failures = 0
         while True:
             try:
                 delivery = await asyncio.to_thread(self._ledger.exchange, order)
-                self._spent = delivery.spent_usd
-                self._on_the_way_usd -= sum(
-                    tried.cost_usd for tried in (*order.calls, *order.failures)
-                )
-                return delivery
             except LedgerError as error:
                 order.is_resent = True
                 if "database or disk is full" in str(error) and self._full is None:
-                    self._full = error  # what is under way may still be written
-                    if self._reserve:
-                        with suppress(OSError):
-                            self._reserve.unlink(missing_ok=True)
+                    self._note_full_disk(error)
                     continue
                 failures += 1
                 pause_s = _BACK_OFF.pause_s(failures)
-                longest_s = (
-                    _UNREACHABLE_FOR_S if error.unreachable and not self._closing else _RETRY_FOR_S
-                )
+                longest_s = _RETRY_FOR_S
+                if error.unreachable and not self._closing:
+                    longest_s = _UNREACHABLE_FOR_S
                 now_s = time.monotonic()
-                if now_s + pause_s > started_s + longest_s:
+                if now_s + pause_s > start_s + longest_s:
                     raise
-                if now_s > said_s + (_SAY_AFTER_S if said_s == started_s else _SAY_EVERY_S):
-                    said_s = now_s
-                    waiting = f"{len(order.calls):,} paid answers wait for it, up to {longest_s / 60:.0f} minutes"
-                    _LOG.warning("%s; %s", error, waiting)
+                if now_s > next_word_s:
+                    next_word_s = now_s + _SAY_EVERY_S
+                    _LOG.warning(
+                        "%s; %s paid answers wait for it, up to %.0f minutes",
+                        error,
+                        f"{len(order.calls):,}",
+                        longest_s / 60,
+                    )
                 await asyncio.sleep(pause_s)
+            else:
+                self._spent = delivery.spent_usd
+                entries = (*order.calls, *order.failures)
+                self._on_the_way_usd -= sum(entry.cost_usd for entry in entries)
+                return delivery
+
+    def _note_full_disk(self, error: LedgerError) -> None:
+        """Buy nothing more, and give the reserve up for what is under way."""
+        self._full = error
+        if self._reserve:
+            with suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
 
     def _deliver(self, order: Order, delivery: Delivery) -> None:
         for key in order.sought:
             _resolve(self._sought.pop(key), delivery.retrieved.get(key))
-        elsewhere, now_s = [], time.monotonic()
-        for wanted in order.wanted:
-            if wanted in delivery.found or wanted in delivery.claimed:
-                if self._elsewhere.pop(wanted, None):
+        now_s = time.monotonic()
+        asked_by_others: list[str] = []
+        for request_hash in order.wanted:
+            if request_hash in delivery.found or request_hash in delivery.claimed:
+                if self._elsewhere.pop(request_hash, None):
                     self._news_s = now_s
-                _resolve(self._wanted.pop(wanted, None), delivery.found.get(wanted))
+                waiting = self._wanted.pop(request_hash, None)
+                # Where it was refused meanwhile, nobody waits for it.
+                if waiting:
+                    _resolve(waiting, delivery.found.get(request_hash))
             else:
-                elsewhere.append(wanted)
-                self._elsewhere.setdefault(wanted, now_s)
-        if elsewhere:
-            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look_again, elsewhere)
+                asked_by_others.append(request_hash)
+                self._elsewhere.setdefault(request_hash, now_s)
+        if asked_by_others:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_LOOK_AGAIN_S, self._look_again, asked_by_others)
 
     def _look_again(self, hashes: list[str]) -> None:
-        still = [each for each in hashes if each in self._wanted]
-        for gone in set(hashes) - set(still):
-            self._elsewhere.pop(gone, None)
-        if still:
-            self._order.wanted.extend(still)
+        still_wanted = [request_hash for request_hash in hashes if request_hash in self._wanted]
+        for request_hash in set(hashes) - set(still_wanted):
+            self._elsewhere.pop(request_hash, None)
+        if still_wanted:
+            self._order.wanted.extend(still_wanted)
             self._start()
 
     async def _watch_others(self) -> None:
@@ -251,44 +276,46 @@ class LedgerQueue:
             return
         now_s = time.monotonic()
         waited_s = now_s - max(self._news_s, min(self._elsewhere.values()))
-        if waited_s < _SAY_AFTER_S or (
-            waited_s < self._wait_s and now_s < self._said_s + _SAY_EVERY_S
-        ):
+        gives_up = waited_s >= self._wait_s
+        is_said = now_s < self._said_s + _SAY_EVERY_S
+        if waited_s < _SAY_AFTER_S or (is_said and not gives_up):
             return
+        first = next(iter(self._elsewhere))
         try:
-            holder, advice = await asyncio.to_thread(
-                self._ledger.claimed_by, next(iter(self._elsewhere))
-            )
-        except LedgerError:  # whoever asks next gets it
+            holder, advice = await asyncio.to_thread(self._ledger.claimed_by, first)
+        except LedgerError:
+            # The next caller gets it.
             return
-        what = f"ledger: questions of this run ({len(self._elsewhere):,}) are held by {holder}"
-        if waited_s < self._wait_s:
+        problem = f"ledger: questions of this run ({len(self._elsewhere):,}) are held by {holder}"
+        if not gives_up:
             self._said_s = now_s
             _LOG.warning(
-                "%s; waiting up to %.0f minutes for the next answer", what, self._wait_s / 60
+                "%s; waiting up to %.0f minutes for the next answer", problem, self._wait_s / 60
             )
             return
         error = LedgerError(
-            f"{what}, and none was answered for {waited_s / 60:.0f} minutes; {advice}"
+            f"{problem}, and none was answered for {waited_s / 60:.0f} minutes; {advice}"
         )
-        for each in self._elsewhere:
-            if waiting := self._wanted.pop(each, None):
+        for request_hash in self._elsewhere:
+            waiting = self._wanted.pop(request_hash, None)
+            if waiting:
                 _refuse(waiting, error)
         self._elsewhere.clear()
 
     def _give_up(self, order: Order, committed: asyncio.Future[None], error: Exception) -> None:
         # What was paid for is tried once more, with what comes next or at the end.
-        self._order.calls[:0], self._order.released[:0] = order.calls, order.released
+        self._order.calls[:0] = order.calls
+        self._order.released[:0] = order.released
         self._order.failures[:0] = order.failures
         self._order.is_resent = True
-        for each in order.wanted:
-            self._elsewhere.pop(each, None)
-        wanted = [self._wanted.pop(each) for each in order.wanted if each in self._wanted]
-        waiting: list[asyncio.Future[Any]] = [
-            committed,
-            *wanted,
-            *(self._sought.pop(key) for key in order.sought),
-        ]
+        for request_hash in order.wanted:
+            self._elsewhere.pop(request_hash, None)
+        waiting: list[asyncio.Future[Any]] = [committed]
+        for request_hash in order.wanted:
+            if request_hash in self._wanted:
+                waiting.append(self._wanted.pop(request_hash))
+        for key in order.sought:
+            waiting.append(self._sought.pop(key))
         for future in waiting:
             _refuse(future, error)
 
@@ -296,26 +323,34 @@ class LedgerQueue:
 def affordable_usd(
     budget: Budget, spent_usd: tuple[float, float], on_the_way_usd: float = 0.0
 ) -> float | None:
-    """What is left of a budget, after `spent_usd` by this run and this month; None where there is
+    """Dollars left of a budget, after `spent_usd` by this run and this month; None where there is
     no limit."""
     limits = (budget.per_run_usd, budget.per_month_usd)
-    left = [
+    free_usd = [
         limit - spent for limit, spent in zip(limits, spent_usd, strict=True) if limit is not None
     ]
-    return max(0.0, min(left) - on_the_way_usd) if left else None
+    if not free_usd:
+        return None
+    return max(0.0, min(free_usd) - on_the_way_usd)
 
 
-def _resolve(future: asyncio.Future[T] | None, value: T) -> None:
-    if (
-        future and not future.done()
-    ):  # its caller may have been cancelled; None where it was refused meanwhile
+def _resolve(future: asyncio.Future[T], value: T) -> None:
+    # Its caller may have been cancelled.
+    if not future.done():
         future.set_result(value)
 
 
 def _refuse(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # retrieved: its caller may have been cancelled
+        # Its caller may have been cancelled: unread, asyncio would log the error.
+        future.exception()
+
+
+def _retrieve_error(future: asyncio.Future[None]) -> None:
+    """Read the error that nobody awaits, or asyncio would log it."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def send_heartbeats(ledger: Ledger) -> None:
@@ -323,19 +358,21 @@ async def send_heartbeats(ledger: Ledger) -> None:
     minutes."""
     while True:
         await asyncio.sleep(_HEARTBEAT_S)
-        with suppress(LedgerError):  # a call that needs the ledger for more raises it
+        # A call that needs the ledger for more raises it.
+        with suppress(LedgerError):
             await to_the_end(ledger.heartbeat)
 
 
 async def to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """In a thread, and finished even if cancelled meanwhile: nobody closes the ledger under a
+    """Call in a thread, and finish even if cancelled meanwhile: nobody closes the ledger under a
     write."""
     working = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         await asyncio.wait([working])
-        working.exception()  # retrieved, or asyncio would log it
+        # Read, or asyncio would log it.
+        working.exception()
         raise
 
 
@@ -349,7 +386,8 @@ def reserve_space(url: sa.URL) -> Path | None:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
     except FileExistsError:
-        pass  # made before, or by another process
+        # Made before, or by another process.
+        pass
     except OSError:
         with suppress(OSError):
             path.unlink(missing_ok=True)

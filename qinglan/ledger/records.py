@@ -1,25 +1,29 @@
-"""What goes into the ledger and what comes out of it."""
+"""Records that go into the ledger and come out of it."""
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, Field
 
 from qinglan.rows import Retrieved
 
 
-class _Asked(BaseModel, frozen=True):
+class _Try(BaseModel, frozen=True):
+    """The fields that an answer and a failure have in common."""
+
     request_hash: str
     run_id: str
     tenant: str
     role: str
-    """teacher, answerer or judge; with `-probe` where the doctor asked"""
+    """The role that was asked: teacher, answerer or judge; with `-probe` where the doctor asked."""
     model: str
     cost_usd: float
 
 
-class Call(_Asked):
+class Call(_Try):
+    """A request that was answered, usably or not."""
+
     text: str
     reasoning: str | None = None
     """The chain of thought, where the service shows it."""
@@ -31,7 +35,7 @@ class Call(_Asked):
     """None for an answer by the batch API, whose time says nothing."""
 
 
-class Failure(_Asked):
+class Failure(_Try):
     """A request that brought no usable answer, and may have cost something all the same."""
 
     reason: str
@@ -43,7 +47,7 @@ class Failure(_Asked):
 
 
 class Usage(BaseModel, frozen=True, extra="forbid"):
-    """What a run spent on one role."""
+    """Calls, tokens and dollars of one run and role."""
 
     calls: int = 0
     cached: int = 0
@@ -59,14 +63,32 @@ class BatchJob(BaseModel, frozen=True):
     """Requests that were handed to a batch API and are not merged yet."""
 
     digest: str
-    """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found
-    again."""
+    """Digest of the hashes: sent to the service, so that a batch whose id was never recorded can be
+    found again."""
     server: str
     role: str
     status: Literal["submitting", "creating", "submitted", "merged"]
     batch_id: str = ""
     request_hashes: list[str]
     created_s: float
+
+    def with_requests(self, request_hashes: list[str]) -> Self:
+        return self.model_copy(update={"request_hashes": request_hashes})
+
+    def with_created(self, created_s: float) -> Self:
+        return self.model_copy(update={"created_s": created_s})
+
+    def creating(self, created_s: float) -> Self:
+        """The job whose batch is about to be asked for."""
+        return self.model_copy(update={"status": "creating", "created_s": created_s})
+
+    def submitted(self, batch_id: str) -> Self:
+        """The job whose batch is known to exist."""
+        return self.model_copy(update={"status": "submitted", "batch_id": batch_id})
+
+    def merged(self) -> Self:
+        """The job that is done with."""
+        return self.model_copy(update={"status": "merged"})
 
 
 class Spending(Usage):
@@ -87,22 +109,22 @@ class Attempt(BaseModel, frozen=True):
     latency_ms: float | None
     cost_usd: float
     estimated: bool
-    """As of a failure."""
+    """The cost of a failure is estimated."""
 
 
 class Retrieval(BaseModel, frozen=True):
-    """What the RAG answered to one request, kept so that the same run need not ask again."""
+    """The RAG's answer to one request, kept so that the same run need not ask again."""
 
     key: str
     """Digest of scope and request."""
     scope: str
-    """Where the answer holds: one run, or one state of a knowledge base."""
+    """The range in which the answer holds: one run, or one state of a knowledge base."""
     found: Retrieved
 
 
 @dataclass
 class Order:
-    """What a client wants of the ledger, for one transaction."""
+    """Everything that a client wants of the ledger in one transaction."""
 
     wanted: list[str] = field(default_factory=list)
     """Requests to look up, and to claim where there is no answer."""
@@ -119,20 +141,21 @@ class Order:
     """It was sent before, and it is not known whether it arrived."""
 
     def __len__(self) -> int:
-        asked = len(self.wanted) + len(self.sought)
-        return (
-            asked + len(self.calls) + len(self.failures) + len(self.released) + len(self.retrievals)
-        )
+        lookups = len(self.wanted) + len(self.sought)
+        entries = len(self.calls) + len(self.failures) + len(self.retrievals)
+        return lookups + entries + len(self.released)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of an order's `wanted`: another client is asking right now for what is in
-    neither."""
+    """The ledger's reply to an order.
+
+    Another client is asking right now for a request that is neither in `found` nor in `claimed`.
+    """
 
     found: dict[str, Call]
     claimed: set[str]
     spent_usd: tuple[float, float]
-    """By the run that was named, and by all runs this month."""
+    """Dollars that the run which was named spent, and those of all runs this month."""
     retrieved: dict[str, Retrieved] = field(default_factory=dict)
-    """Those of an order's `sought` that there are."""
+    """Retrievals by key, of an order's `sought`; a key that is not known is absent."""

@@ -10,11 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
 
-import psutil
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -32,6 +30,7 @@ from qinglan.ledger.database import (
     prepare,
     shown,
 )
+from qinglan.ledger.holders import Holders, describe
 from qinglan.ledger.records import (
     Attempt,
     BatchJob,
@@ -39,11 +38,11 @@ from qinglan.ledger.records import (
     Delivery,
     Failure,
     Order,
+    Retrieval,
     Spending,
     Usage,
 )
 from qinglan.rows import Retrieved
-from qinglan.runs.supervise import process_status
 
 BATCH = "batch:"
 """Claims of the batch API begin with it: they last until the batch is merged, whatever becomes of
@@ -51,11 +50,6 @@ the process."""
 SIMULATED = "simulated-"
 """The simulators' models begin with it. Their prices are illustrations: no month's budget counts
 them."""
-_LONGEST_LEASE_S = 60.0
-"""A process of another machine that is not heard of for so long has ended."""
-_LONGEST_GAP_S = 20.0
-"""After so long without a look nothing is known: the database may have been away, and nobody could
-be heard of."""
 _PARAMETERS_PER_STATEMENT = 500
 _SAY_EVERY_S = 60.0
 _ANSWER_WITHIN_S = 330.0
@@ -74,19 +68,14 @@ class Ledger:
         self._engine = make_engine(url)
         self.url = self._engine.url
         self._connections = WeakSet[Any]()
-        if self._engine.dialect.name == "postgresql":
+        is_postgresql = self._engine.dialect.name == "postgresql"
+        self._insert = postgresql.insert if is_postgresql else sqlite.insert
+        if is_postgresql:
             sa.event.listen(
                 self._engine, "connect", lambda connection, _: self._connections.add(connection)
             )
-        self._insert = (
-            postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
-        )
-        self._host = _host()
-        self._observed: dict[str, tuple[float, float, float]] = {}
-        """What another client last wrote of itself; since when, and until when, this one has read
-        just that."""
-        pid = os.getpid()
-        self.holder = f"{self._host}|{pid}|{_start_ticks(pid)}|{os.urandom(4).hex()}"
+        self._holders = Holders()
+        self.holder = self._holders.new_name()
         try:
             with self._transaction() as db:
                 prepare(db, shown(self.url))
@@ -98,46 +87,26 @@ class Ledger:
         """Record, release, look up and claim, all or nothing; what is sent again is not recorded
         twice."""
         with self._transaction() as db:
-            calls, failures = order.calls, order.failures
-            if order.is_resent:  # no other client can have bought these: this one has the claims
-                known = self.get_many([call.request_hash for call in calls], db)
-                recorded = set[tuple[str, float]]()
-                for some in _portions([each.request_hash for each in failures]):
-                    query = sa.select(FAILURES.c.request_hash, FAILURES.c.created_s)
-                    recorded.update(
-                        map(tuple, db.execute(query.where(FAILURES.c.request_hash.in_(some))))
-                    )
-                calls = [call for call in calls if call.request_hash not in known]
-                failures = [
-                    each for each in failures if (each.request_hash, each.created_s) not in recorded
-                ]
+            calls = order.calls
+            failures = order.failures
+            if order.is_resent:
+                calls = self._unrecorded_calls(db, calls)
+                failures = _unrecorded_failures(db, failures)
             self._record(db, calls, failures)
-            self.release(
-                [*order.released, *(call.request_hash for call in order.calls)], self.holder, db
-            )
-            found = self.get_many(order.wanted, db)
-            claimed, late = self._claim(
-                db, [wanted for wanted in order.wanted if wanted not in found], self.holder
-            )
+            answered = [call.request_hash for call in order.calls]
+            self.release([*order.released, *answered], self.holder, db)
+            answers = self.get_many(order.wanted, db)
+            unanswered = [
+                request_hash for request_hash in order.wanted if request_hash not in answers
+            ]
+            claimed, late = self._claim(db, unanswered, self.holder)
             if claimed:
                 self.heartbeat(db)
             if order.retrievals:
-                now = time.time()
-                rows = [
-                    retrieval.model_dump(mode="json") | {"created_s": now}
-                    for retrieval in order.retrievals
-                ]
-                db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
-            retrieved: dict[str, Retrieved] = {}
-            for some in _portions(order.sought):
-                query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(
-                    RETRIEVALS.c.key.in_(some)
-                )
-                retrieved |= {
-                    key: Retrieved.model_validate(value) for key, value in db.execute(query)
-                }
+                self._keep_retrievals(db, order.retrievals)
+            retrieved = _retrievals(db, order.sought)
             spent_usd = self.spent_usd(order.run_id, db)
-        return Delivery(found | late, claimed, spent_usd, retrieved)
+        return Delivery(answers | late, claimed, spent_usd, retrieved)
 
     def get(self, request_hash: str) -> Call | None:
         return self.get_many([request_hash]).get(request_hash)
@@ -145,21 +114,22 @@ class Ledger:
     def get_many(
         self, hashes: Collection[str], within: sa.Connection | None = None
     ) -> dict[str, Call]:
-        """Those of the answers that there are; of several to one request the first."""
+        """The answers to these requests by hash; of several to one request the first, and nothing
+        where there is none."""
         columns = [CALLS.c[name] for name in Call.model_fields]
-        found: dict[str, Call] = {}
+        calls: dict[str, Call] = {}
         with self._transaction(within) as db:
-            for some in _portions(hashes):
+            for portion in _portions(hashes):
                 query = (
                     sa.select(*columns)
-                    .where(CALLS.c.request_hash.in_(some))
+                    .where(CALLS.c.request_hash.in_(portion))
                     .order_by(CALLS.c.id.desc())
                 )
+                # The first answer comes last, and takes the place of the others.
                 for row in db.execute(query):
-                    found[row[0]] = Call.model_construct(
-                        **row._mapping
-                    )  # ours: validated when it was recorded
-        return found
+                    # Ours: validated when it was recorded.
+                    calls[row[0]] = Call.model_construct(**row._mapping)
+        return calls
 
     def record(self, calls: Sequence[Call], failures: Sequence[Failure] = ()) -> None:
         """Keep answers and failures; the answers' claims end, of any holder."""
@@ -171,7 +141,8 @@ class Ledger:
         """Take what no living process holds and what has no answer; `holder` begins with `BATCH`
         for a batch."""
         with self._transaction() as db:
-            return self._claim(db, hashes, holder)[0]
+            claimed, _ = self._claim(db, hashes, holder)
+        return claimed
 
     def release(
         self,
@@ -181,33 +152,38 @@ class Ledger:
     ) -> None:
         """End claims of one holder, or of any."""
         with self._transaction(within) as db:
-            for some in _portions(hashes):
-                statement = sa.delete(CLAIMS).where(CLAIMS.c.request_hash.in_(some))
-                db.execute(statement.where(CLAIMS.c.holder == holder) if holder else statement)
+            for portion in _portions(hashes):
+                statement = sa.delete(CLAIMS).where(CLAIMS.c.request_hash.in_(portion))
+                if holder:
+                    statement = statement.where(CLAIMS.c.holder == holder)
+                db.execute(statement)
 
     def claimed_by(self, request_hash: str) -> tuple[str, str]:
-        """Who has the claim on a request, and what to do where no answer comes."""
-        claims, batches = CLAIMS.c, BATCHES.c
+        """The process or batch that has the claim on a request, and what to do where no answer
+        comes."""
+        claims = CLAIMS.c
+        batches = BATCHES.c
         with self._transaction() as db:
-            holder: str = (
-                db.scalar(sa.select(claims.holder).where(claims.request_hash == request_hash)) or ""
-            )
+            claim = sa.select(claims.holder).where(claims.request_hash == request_hash)
+            holder: str = db.scalar(claim) or ""
             digest = holder.removeprefix(BATCH)
-            batch = db.scalar(sa.select(batches.batch_id).where(batches.digest == digest)) or digest
+            batch = sa.select(batches.batch_id).where(batches.digest == digest)
+            batch_id = db.scalar(batch) or digest
         if holder.startswith(BATCH):
-            advice = "run once with --set distill.mode=batch_api, which waits for the batch and merges its answers"
-            return f"batch {batch}", advice
-        host, _, rest = holder.partition("|")
-        who = f"process {rest.split('|')[0]} on {host.split(' ')[0]}" if rest else "another process"
-        return who, "wait until that run has ended, or end it, and run again"
+            advice = (
+                "run once with --set distill.mode=batch_api, which waits for the batch and merges "
+                "its answers"
+            )
+            return f"batch {batch_id}", advice
+        return describe(holder), "wait until that run has ended, or end it, and run again"
 
     def heartbeat(self, within: sa.Connection | None = None) -> None:
         """Tell other machines that this one's claims are alive."""
-        now = time.time()
-        statement = self._insert(HOLDERS).values(holder=self.holder, seen_s=now)
+        now_s = time.time()
+        statement = self._insert(HOLDERS).values(holder=self.holder, seen_s=now_s)
         with self._transaction(within) as db:
             db.execute(
-                statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now})
+                statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now_s})
             )
 
     def retrieval_keys(self, scope: str) -> set[str]:
@@ -225,24 +201,27 @@ class Ledger:
     def open_batches(self, **only: str) -> list[BatchJob]:
         """Batches that are not merged yet, the oldest first; those with these values in columns,
         such as `role`."""
-        which = [BATCHES.c[column] == value for column, value in only.items()]
+        conditions = [BATCHES.c[column] == value for column, value in only.items()]
         query = (
             sa.select(BATCHES)
-            .where(BATCHES.c.status != "merged", *which)
+            .where(BATCHES.c.status != "merged", *conditions)
             .order_by(BATCHES.c.created_s)
         )
         with self._transaction() as db:
             return [BatchJob(**row) for row in db.execute(query).mappings()]
 
     def end_batch(self, job: BatchJob) -> None:
-        """The batch is done with: its requests are free again."""
+        """Close a batch: its requests are free again."""
         self.release(job.request_hashes, BATCH + job.digest)
-        self.save_batch(job.model_copy(update={"status": "merged"}))
+        self.save_batch(job.merged())
 
     def drop_batch(self, batch_id: str) -> BatchJob | None:
         """Forget an open batch: its requests may be asked again; None where there is none of this
         id."""
-        job = next(iter(self.open_batches(batch_id=batch_id)), None) if batch_id else None
+        # A batch whose id is not known yet has an empty one.
+        if not batch_id:
+            return None
+        job = next(iter(self.open_batches(batch_id=batch_id)), None)
         if job:
             self.end_batch(job)
         return job
@@ -251,19 +230,21 @@ class Ledger:
 
     def usage(self, run_id: str, role: str) -> Usage:
         """Calls, tokens and dollars of one run; `cached` is not the ledger's to know."""
-        for found in self.spending("role", run_id=run_id, role=role):
+        for line in self.spending("role", run_id=run_id, role=role):
             return Usage(
-                **found.model_dump(exclude={"key", "calls"}), calls=found.calls + found.failed
+                **line.model_dump(exclude={"key", "calls"}), calls=line.calls + line.failed
             )
         return Usage()
 
     def spent_usd(self, run_id: str, within: sa.Connection | None = None) -> tuple[float, float]:
-        """By the run, and by all runs this month, where simulated models don't count."""
-        run, month = f"run:{run_id}", _month(time.time())
+        """Dollars spent by the run, and by all runs this month, where simulated models don't
+        count."""
+        run = f"run:{run_id}"
+        month = _month(time.time())
         query = sa.select(SPENT.c.period, SPENT.c.usd).where(SPENT.c.period.in_([run, month]))
         with self._transaction(within) as db:
-            rows: dict[str, float] = {row.period: row.usd for row in db.execute(query)}
-        return rows.get(run, 0.0), rows.get(month, 0.0)
+            usd_by_period: dict[str, float] = {row.period: row.usd for row in db.execute(query)}
+        return usd_by_period.get(run, 0.0), usd_by_period.get(month, 0.0)
 
     def spending(
         self,
@@ -274,84 +255,91 @@ class Ledger:
         """Calls, tokens, dollars and failures by a key, the most expensive first; `only` with these
         columns' values."""
         with self._transaction() as db:
-            calls, failures = (
-                self._grouped(db, table, by, since_s, only) for table in (CALLS, FAILURES)
-            )
-        lines = []
+            calls = _grouped(db, CALLS, by, since_s, only)
+            failures = _grouped(db, FAILURES, by, since_s, only)
+        lines: list[Spending] = []
         for key in calls.keys() | failures.keys():
-            failed, lost_usd = failures.get(key, (0, 0.0))
-            count, prompt, completion, usd = calls.get(key, (0, 0, 0, 0.0))
-            tokens = {"prompt_tokens": prompt, "completion_tokens": completion}
-            lines.append(
-                Spending(key=key, calls=count, failed=failed, cost_usd=usd + lost_usd, **tokens)
+            failed_count, lost_usd = failures.get(key, (0, 0.0))
+            count, prompt_tokens, completion_tokens, usd = calls.get(key, (0, 0, 0, 0.0))
+            line = Spending(
+                key=key,
+                calls=count,
+                failed=failed_count,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                cost_usd=usd + lost_usd,
             )
+            lines.append(line)
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
     def attempts(self, column: Literal["request_hash", "run_id"], value: str) -> list[Attempt]:
         """Every try at one request, or all that a run sent, in their order."""
-        tried: list[tuple[sa.Table, tuple[sa.ColumnElement[Any], ...]]] = [
-            (CALLS, (CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated"))),
-            (FAILURES, (FAILURES.c.reason.label("outcome"), FAILURES.c.estimated)),
+        own_columns: dict[sa.Table, list[sa.ColumnElement[Any]]] = {
+            CALLS: [CALLS.c.finish_reason.label("outcome"), sa.false().label("estimated")],
+            FAILURES: [FAILURES.c.reason.label("outcome"), FAILURES.c.estimated],
+        }
+        common_names = [
+            name for name in Attempt.model_fields if name not in ("outcome", "estimated")
         ]
-        found: list[Attempt] = []
+        attempts: list[Attempt] = []
         with self._transaction() as db:
-            for table, columns in tried:
-                common = (
-                    table.c[name]
-                    for name in Attempt.model_fields
-                    if name not in ("outcome", "estimated")
-                )
-                query = sa.select(*common, *columns).where(table.c[column] == value)
-                found += [Attempt(**row) for row in db.execute(query).mappings()]
-        return sorted(found, key=lambda attempt: attempt.created_s)
+            for table, columns in own_columns.items():
+                common_columns = [table.c[name] for name in common_names]
+                query = sa.select(*common_columns, *columns).where(table.c[column] == value)
+                attempts += [Attempt(**row) for row in db.execute(query).mappings()]
+        return sorted(attempts, key=lambda attempt: attempt.created_s)
 
     def drop(self, prefix: str) -> list[Call]:
         """Forget the answers to the one request whose hash begins so; what they cost stays, as
         failures `dropped`."""
         with self._transaction() as db:
             begins = CALLS.c.request_hash.startswith(prefix, autoescape=True)
-            hashes = list(
-                db.scalars(sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2))
-            )
+            query = sa.select(CALLS.c.request_hash).where(begins).distinct().limit(2)
+            hashes = list(db.scalars(query))
             if len(hashes) != 1 or not prefix:
-                several = "several requests begin" if hashes else "no answered request begins"
+                problem = "several requests begin" if hashes else "no answered request begins"
                 raise LedgerError(
-                    f"ledger: {several} with {prefix!r}; a row's `answer_request` names its own"
+                    f"ledger: {problem} with {prefix!r}; a row's `answer_request` names its own"
                 )
             return self.drop_all(hashes, db)
 
     def drop_all(self, hashes: Collection[str], within: sa.Connection | None = None) -> list[Call]:
         """The same for all of these requests that have answers."""
-        dropped = list[Call]()
+        dropped: list[Call] = []
         with self._transaction(within) as db:
-            for some in _portions(hashes):
-                chosen = sa.delete(CALLS).where(CALLS.c.request_hash.in_(some))
-                rows = db.execute(chosen.returning(CALLS)).mappings().all()
-                kept = [Failure(**row, reason="dropped").model_dump() for row in rows]
-                if kept:
-                    db.execute(sa.insert(FAILURES), kept)
+            for portion in _portions(hashes):
+                deletion = sa.delete(CALLS).where(CALLS.c.request_hash.in_(portion))
+                rows = db.execute(deletion.returning(CALLS)).mappings().all()
+                failures = [Failure(**row, reason="dropped").model_dump() for row in rows]
+                if failures:
+                    db.execute(sa.insert(FAILURES), failures)
                 dropped += [Call(**row) for row in rows]
         return dropped
 
     def requests_quoting(self, texts: Collection[str]) -> set[str]:
         """Hashes of the requests whose answer or reasoning has one of these texts in it."""
         columns = (CALLS.c.text, CALLS.c.reasoning, CALLS.c.refusal)
-        found: set[str] = set()
+        hashes: set[str] = set()
         with self._transaction() as db:
             for text in texts:
                 quotes = sa.or_(*(column.contains(text, autoescape=True) for column in columns))
-                found.update(db.scalars(sa.select(CALLS.c.request_hash).where(quotes)))
-        return found
+                hashes.update(db.scalars(sa.select(CALLS.c.request_hash).where(quotes)))
+        return hashes
 
     def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
         """Prompt and completion tokens of an answered call, and how many calls that is known
         from."""
         calls = CALLS.c
-        means = sa.func.avg(calls.prompt_tokens), sa.func.avg(calls.completion_tokens)
-        query = sa.select(*means, sa.func.count()).where(calls.model == model, calls.role == role)
+        query = sa.select(
+            sa.func.avg(calls.prompt_tokens),
+            sa.func.avg(calls.completion_tokens),
+            sa.func.count(),
+        ).where(calls.model == model, calls.role == role)
         with self._transaction() as db:
-            prompt, completion, count = db.execute(query).one()
-        return (float(prompt), float(completion), count) if count else None
+            prompt_tokens, completion_tokens, count = db.execute(query).one()
+        if not count:
+            return None
+        return float(prompt_tokens), float(completion_tokens), count
 
     def close(self) -> None:
         """End this client's claims and its connections."""
@@ -384,139 +372,166 @@ class Ledger:
     def _watch(self, ended: threading.Event) -> None:
         """Name a silent database in the log, and break the connections to a server, so that who
         waits gets an error."""
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         while not ended.wait(_SAY_EVERY_S):
-            waited_s = time.monotonic() - begun_s
+            waited_s = time.monotonic() - start_s
             _LOG.warning(
                 "ledger: its database has not answered for %.0f s; still waiting", waited_s
             )
-            for connection in [
-                each
-                for each in self._connections
-                if waited_s > _ANSWER_WITHIN_S and not each.closed
-            ]:
-                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
-                    line.shutdown(socket.SHUT_RDWR)
+            if waited_s > _ANSWER_WITHIN_S:
+                self._break_connections()
+
+    def _break_connections(self) -> None:
+        open_connections = [connection for connection in self._connections if not connection.closed]
+        for connection in open_connections:
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
 
     def _record(
         self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]
     ) -> None:
-        now = time.time()
+        now_s = time.time()
+        # A failure has a time of its own, which is kept.
         for table, entries in ((FAILURES, failures), (CALLS, calls)):
             if entries:
-                db.execute(
-                    sa.insert(table), [{"created_s": now} | each.model_dump() for each in entries]
-                )
-        spent: dict[str, float] = {}
-        for tried in (*calls, *(failure for failure in failures if failure.cost_usd)):
-            months = () if tried.model.startswith(SIMULATED) else (_month(now),)
-            for period in (f"run:{tried.run_id}", *months):
-                spent[period] = spent.get(period, 0.0) + tried.cost_usd
-        if not spent:
+                rows = [{"created_s": now_s} | entry.model_dump() for entry in entries]
+                db.execute(sa.insert(table), rows)
+        spent_usd = _spent_by_period(calls, failures, now_s)
+        if not spent_usd:
             return
         statement = self._insert(SPENT)
         total = {"usd": SPENT.c.usd + statement.excluded.usd}
         statement = statement.on_conflict_do_update(index_elements=["period"], set_=total)
         # Always in the same order, so that two transactions can't wait for each other.
-        db.execute(
-            statement, [{"period": period, "usd": usd} for period, usd in sorted(spent.items())]
-        )
+        rows = [{"period": period, "usd": usd} for period, usd in sorted(spent_usd.items())]
+        db.execute(statement, rows)
+
+    def _unrecorded_calls(self, db: sa.Connection, calls: Sequence[Call]) -> list[Call]:
+        # No other client can have bought these: this one has the claims.
+        recorded = self.get_many([call.request_hash for call in calls], db)
+        return [call for call in calls if call.request_hash not in recorded]
 
     def _claim(
         self, db: sa.Connection, hashes: Collection[str], holder: str
     ) -> tuple[set[str], dict[str, Call]]:
-        """Those that `holder` has now, and the answers to others that came meanwhile."""
-        ours: set[str] = set()
-        for some in _portions(sorted(set(hashes))):
-            # One prepared statement for any number: with RETURNING it would be another one for each
-            # number.
-            statement = self._insert(CLAIMS).on_conflict_do_nothing()
-            db.execute(statement, [{"request_hash": each, "holder": holder} for each in some])
-            chosen = CLAIMS.c.request_hash.in_(some)
-            held = {
-                row.request_hash: row.holder for row in db.execute(sa.select(CLAIMS).where(chosen))
-            }
-            ours.update(
-                each for each, who in held.items() if who == holder
-            )  # also those of an order sent again
-            if dead := [who for who in set(held.values()) if self._is_dead(db, who)]:
-                taking = (
-                    sa.update(CLAIMS).where(chosen, CLAIMS.c.holder.in_(dead)).values(holder=holder)
-                )
-                ours.update(db.scalars(taking.returning(CLAIMS.c.request_hash)))
+        """The requests that `holder` has now, and the answers to others that came meanwhile."""
+        claimed: set[str] = set()
+        for portion in _portions(sorted(set(hashes))):
+            claimed |= self._claim_portion(db, portion, holder)
         # The previous holder of a claim may have answered between two statements.
-        late = self.get_many(ours, db)
+        late = self.get_many(claimed, db)
         self.release(late, holder, db)
-        return ours - late.keys(), late
+        return claimed - late.keys(), late
+
+    def _claim_portion(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
+        # One prepared statement for any number: with RETURNING it would be another one for each
+        # number.
+        statement = self._insert(CLAIMS).on_conflict_do_nothing()
+        db.execute(
+            statement,
+            [{"request_hash": request_hash, "holder": holder} for request_hash in hashes],
+        )
+        in_portion = CLAIMS.c.request_hash.in_(hashes)
+        query = sa.select(CLAIMS).where(in_portion)
+        holders = {row.request_hash: row.holder for row in db.execute(query)}
+        # Also those of an order that is sent again.
+        claimed = {
+            request_hash for request_hash, its_holder in holders.items() if its_holder == holder
+        }
+        dead = [its_holder for its_holder in set(holders.values()) if self._is_dead(db, its_holder)]
+        if dead:
+            taking = (
+                sa.update(CLAIMS)
+                .where(in_portion, CLAIMS.c.holder.in_(dead))
+                .values(holder=holder)
+                .returning(CLAIMS.c.request_hash)
+            )
+            claimed.update(db.scalars(taking))
+        return claimed
 
     def _is_dead(self, db: sa.Connection, holder: str) -> bool:
         if holder == self.holder or holder.startswith(BATCH):
             return False
-        host, pid, started, _ = holder.split("|")
-        if host == self._host:
-            ticks = _start_ticks(int(pid))
-            # Without them, where processes of other users are hidden, it may be the one.
-            return ticks != started if ticks else not psutil.pid_exists(int(pid))
-        seen_s = db.scalar(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder))
-        return seen_s is None or self._unchanged_s(holder, seen_s) > _LONGEST_LEASE_S
+        return self._holders.is_dead(db, holder)
 
-    def _unchanged_s(self, holder: str, seen_s: float) -> float:
-        """How long this client has seen no heartbeat of another, by its own clock: those of two
-        machines differ."""
-        now_s = time.monotonic()
-        seen_before_s, since_s, looked_s = self._observed.get(holder, (seen_s, now_s, now_s))
-        if seen_before_s != seen_s or now_s - looked_s > _LONGEST_GAP_S:
-            since_s = now_s
-        self._observed[holder] = seen_s, since_s, now_s
-        return now_s - since_s
+    def _keep_retrievals(self, db: sa.Connection, retrievals: Sequence[Retrieval]) -> None:
+        now_s = time.time()
+        rows = [
+            retrieval.model_dump(mode="json") | {"created_s": now_s} for retrieval in retrievals
+        ]
+        db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
 
-    def _grouped(
-        self, db: sa.Connection, table: sa.Table, by: str, since_s: float, only: Mapping[str, str]
-    ) -> dict[str, tuple[Any, ...]]:
-        """By key: calls, for `calls` tokens, and dollars."""
-        column: sa.ColumnElement[str] = table.c[{"run": "run_id", "month": "created_s"}.get(by, by)]
-        if by == "month" and db.dialect.name == "postgresql":
-            column = sa.func.to_char(
-                sa.func.timezone("UTC", sa.func.to_timestamp(column)), "YYYY-MM"
-            )
-        elif by == "month":
-            column = sa.func.strftime("%Y-%m", column, "unixepoch")
-        names = (
-            name for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c
+
+def _unrecorded_failures(db: sa.Connection, failures: Sequence[Failure]) -> list[Failure]:
+    recorded: set[tuple[str, float]] = set()
+    for portion in _portions([failure.request_hash for failure in failures]):
+        query = sa.select(FAILURES.c.request_hash, FAILURES.c.created_s).where(
+            FAILURES.c.request_hash.in_(portion)
         )
-        sums = (sa.func.sum(table.c[name]) for name in names)
-        which = (
-            table.c.created_s >= since_s,
-            *(table.c[name] == value for name, value in only.items()),
-        )
-        query = sa.select(column, sa.func.count(), *sums).where(*which).group_by(column)
-        return {row[0]: tuple(row[1:]) for row in db.execute(query)}
+        recorded.update((row.request_hash, row.created_s) for row in db.execute(query))
+    return [
+        failure for failure in failures if (failure.request_hash, failure.created_s) not in recorded
+    ]
 
 
-def _host() -> str:
-    """This machine, as far as process ids go: cloned machines share a name, containers a
-    machine."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(parts)
+def _retrievals(db: sa.Connection, keys: Collection[str]) -> dict[str, Retrieved]:
+    retrievals: dict[str, Retrieved] = {}
+    for portion in _portions(keys):
+        query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(RETRIEVALS.c.key.in_(portion))
+        for row in db.execute(query):
+            retrievals[row.key] = Retrieved.model_validate(row.found)
+    return retrievals
 
 
-def _start_ticks(pid: int) -> str:
-    """When a process began, in ticks since the machine's start: a change of the clock does not move
-    them.
+def _spent_by_period(
+    calls: Sequence[Call], failures: Sequence[Failure], now_s: float
+) -> dict[str, float]:
+    """Dollars by run and by month; simulated models count for the run alone."""
+    spent_usd: dict[str, float] = {}
+    costly_failures = [failure for failure in failures if failure.cost_usd]
+    for entry in (*calls, *costly_failures):
+        periods = [f"run:{entry.run_id}"]
+        if not entry.model.startswith(SIMULATED):
+            periods.append(_month(now_s))
+        for period in periods:
+            spent_usd[period] = spent_usd.get(period, 0.0) + entry.cost_usd
+    return spent_usd
 
-    Empty where the system does not show them; `ended` of a process that nobody has waited for.
-    """
-    status = process_status(pid)
-    return ("ended" if status[0] == "Z" else status[19]) if status else ""
+
+def _grouped(
+    db: sa.Connection, table: sa.Table, by: str, since_s: float, only: Mapping[str, str]
+) -> dict[str, tuple[Any, ...]]:
+    """Calls, for `calls` tokens, and dollars, by the key."""
+    if by == "month":
+        group = _month_of(table.c.created_s, db.dialect.name)
+    else:
+        group = table.c["run_id" if by == "run" else by]
+    summed_names = [
+        name for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c
+    ]
+    sums = [sa.func.sum(table.c[name]) for name in summed_names]
+    conditions = [table.c[name] == value for name, value in only.items()]
+    query = (
+        sa.select(group, sa.func.count(), *sums)
+        .where(table.c.created_s >= since_s, *conditions)
+        .group_by(group)
+    )
+    return {row[0]: tuple(row[1:]) for row in db.execute(query)}
+
+
+def _month_of(created_s: sa.ColumnElement[float], dialect: str) -> sa.ColumnElement[str]:
+    """The month of a time in seconds, such as `2026-11`, in UTC."""
+    if dialect == "postgresql":
+        time_in_utc = sa.func.timezone("UTC", sa.func.to_timestamp(created_s))
+        return sa.func.to_char(time_in_utc, "YYYY-MM")
+    return sa.func.strftime("%Y-%m", created_s, "unixepoch")
 
 
 def _portions(hashes: Collection[str]) -> Iterator[list[str]]:
-    each = list(hashes)
-    for start in range(0, len(each), _PARAMETERS_PER_STATEMENT):
-        yield each[start : start + _PARAMETERS_PER_STATEMENT]
+    """The hashes in lists that one statement takes."""
+    items = list(hashes)
+    for start in range(0, len(items), _PARAMETERS_PER_STATEMENT):
+        yield items[start : start + _PARAMETERS_PER_STATEMENT]
 
 
 def _month(created_s: float) -> str:

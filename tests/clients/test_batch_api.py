@@ -28,8 +28,8 @@ from qinglan.clients.batch_api import (
     chunks,
     distill_by_batch,
 )
-from qinglan.clients.batch_api.jobs import BatchStore, batch_server
 from qinglan.clients.batch_api.service import BatchService, parse_result, request_line
+from qinglan.clients.batch_api.store import BatchStore, batch_server
 from qinglan.clients.chat import Account, Request, cost_usd
 from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price

@@ -29,7 +29,7 @@ ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
 
 def test_hash_of_ignores_key_order_but_not_values() -> None:
     assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1})
-    others = {
+    hashes = {
         hash_of("a", "b"),
         hash_of("ab"),
         hash_of("b", "a"),
@@ -37,7 +37,7 @@ def test_hash_of_ignores_key_order_but_not_values() -> None:
         hash_of(1),
         hash_of("1"),
     }
-    assert len(others) == 6
+    assert len(hashes) == 6
 
 
 def test_digest_of_a_directory_sees_names_and_contents_and_that_of_its_weights_nothing_else(
@@ -47,18 +47,22 @@ def test_digest_of_a_directory_sees_names_and_contents_and_that_of_its_weights_n
     folder.mkdir()
     (folder / "a").write_text("x")
     (folder / "model.safetensors").write_text("weights")
-    before, weights = sha256_of(folder), sha256_of(folder, WEIGHTS)
+    before = sha256_of(folder)
+    weights = sha256_of(folder, WEIGHTS)
     (folder / "a").rename(folder / "b")
-    renamed = sha256_of(folder)
+    with_other_name = sha256_of(folder)
     (folder / "b").write_text("y")
-    assert len({before, renamed, sha256_of(folder)}) == 3
+    with_other_content = sha256_of(folder)
+    assert len({before, with_other_name, with_other_content}) == 3
     assert sha256_of(folder.rename(tmp_path / "elsewhere"), WEIGHTS) == weights
 
 
 def test_verify_refuses_a_changed_or_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     artifact = write_jsonl(path, [ROW])
-    assert (artifact.verify(), artifact.rows, list(read_jsonl(path, Row))) == (path, 1, [ROW])
+    assert artifact.verify() == path
+    assert artifact.rows == 1
+    assert list(read_jsonl(path, Row)) == [ROW]
     path.write_text("{}\n")
     with pytest.raises(ArtifactError, match="was changed after it was written"):
         artifact.verify()
@@ -83,12 +87,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_file_is_on_the_disk_before_it_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, events = tmp_path / "folder", disk_events(monkeypatch)
+    folder = tmp_path / "folder"
+    events = disk_events(monkeypatch)
     write_json(folder / "a.json", {})
     write_jsonl(folder / "b.jsonl", [ROW])
     assert events == [
-        *(("sync", "a.json.partial"), ("name", "a.json.partial"), ("sync", "folder")),
-        *(("sync", "b.jsonl.partial"), ("name", "b.jsonl.partial"), ("sync", "folder")),
+        ("sync", "a.json.partial"),
+        ("name", "a.json.partial"),
+        ("sync", "folder"),
+        ("sync", "b.jsonl.partial"),
+        ("name", "b.jsonl.partial"),
+        ("sync", "folder"),
     ]
 
 
@@ -122,4 +131,4 @@ def test_a_folder_that_can_t_be_synced_is_no_error_a_file_is(
     sync(tmp_path)
     with pytest.raises(OSError, match="Input/output error"):
         write_json(tmp_path / "a.json", {})
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []

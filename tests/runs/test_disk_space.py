@@ -25,7 +25,9 @@ from qinglan.errors import EngineError, LedgerError, StageError
 from qinglan.runs.disk_space import explain_full_disk, nearest_folder, require_disk_space
 from qinglan.runs.run import runs_of
 
-DISK_MB, FULL_AFTER = 64, 120
+DISK_MB = 64
+FULL_AFTER = 120
+"""Answers of the teacher before the disk is full."""
 
 
 @pytest.fixture
@@ -35,9 +37,11 @@ def require(
     """RL needs so many bytes in a folder; 1.5 MB are free, and 1 MB is to stay free."""
     profile = profile_of(retention={"min_free_mb": 1})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_500_000))
-    return lambda needed_bytes, folder=tmp_path: require_disk_space(
-        "rl", profile, folder, needed_bytes
-    )
+
+    def require_for_rl(needed_bytes: int, folder: Path = tmp_path) -> None:
+        require_disk_space("rl", profile, folder, needed_bytes)
+
+    return require_for_rl
 
 
 def test_checkpoints_that_vanish(
@@ -109,7 +113,7 @@ def test_other_errors_are_left_as_they_are(profile_of: ProfileOf):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small one."""
+    """A small disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
@@ -154,25 +158,22 @@ def test_after_a_full_disk_a_refresh_pays_once(disk: Path, tmp_path: Path, serve
 
     stopped = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert stopped.returncode == 2, stopped.stdout + stopped.stderr
-    assert (
-        stopped.stderr.strip()
-        .splitlines()[-1]
-        .startswith("error: distill: the disk is full; free some space")
-    )
+    last_line = stopped.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("error: distill: the disk is full; free some space")
     assert "Traceback" not in stopped.stderr + stopped.stdout
     (run,) = runs_of(profile.paths.runs, "small")
     assert not (run / "distill" / "manifest.json").exists()
     assert not (run / "distill" / "rows.jsonl").exists()
 
-    again = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))  # nothing was freed
+    # Nothing was freed.
+    again = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
     assert again.returncode == 2
     assert "disk is full" in again.stderr or " free; free some space" in again.stderr
     assert "Traceback" not in again.stderr + again.stdout
 
     ballast.unlink()
-    done = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [each.name for each in runs_of(profile.paths.runs, "small")] == [run.name]
-    assert (
-        asking_worker.paid(profile, run.name) == teacher.answered.total() == len(teacher.answered)
-    )
+    last = run_qinglan(tmp_path, "run", "refresh", "--profile", str(path))
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert [folder.name for folder in runs_of(profile.paths.runs, "small")] == [run.name]
+    assert asking_worker.paid(profile, run.name) == teacher.answered.total()
+    assert teacher.answered.total() == len(teacher.answered), "no question was asked twice"

@@ -17,7 +17,14 @@ from waiting import wait_until
 
 from qinglan.errors import EngineError, StageError
 from qinglan.runs import launcher
-from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch, remove_leaked_memory
+from qinglan.runs.launcher import (
+    Command,
+    JsonlTail,
+    LineTail,
+    Metrics,
+    launch,
+    remove_leaked_memory,
+)
 from qinglan.runs.supervise import descendants
 
 # A command with a child of its own, a grandchild that went into another session and lost its parent
@@ -29,8 +36,12 @@ if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 child = subprocess.Popen(sleep)
-middle = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=-3, start_new_session=True).pid)"
-orphan = int(subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE, check=True).stdout)
+middle = (
+    "import subprocess, sys; "
+    "print(subprocess.Popen(sys.argv[1:], stdout=-3, start_new_session=True).pid)"
+)
+argv = [sys.executable, "-c", middle, *sleep]
+orphan = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
 open(sys.argv[1] + ".partial", "w").write(json.dumps([os.getpid(), child.pid, orphan]))
 os.rename(sys.argv[1] + ".partial", sys.argv[1])
 if "leave" not in sys.argv:
@@ -70,24 +81,24 @@ def test_failure_shows_status_path_and_the_end_of_this_attempts_log(tmp_path: Pa
     log = tmp_path / "deep" / "x.log"
     log.parent.mkdir()
     log.write_bytes(b"of an earlier attempt\n" + b"\xff" * 20_000 + b"\n")
+    command = python("[print(n) for n in range(50)]; raise SystemExit(3)")
     with pytest.raises(EngineError) as caught:
-        launch(
-            python("[print(n) for n in range(50)]; raise SystemExit(3)"),
-            name="ms-swift SFT",
-            log=log,
-        )
+        launch(command, name="ms-swift SFT", log=log)
     sentence = f"ms-swift SFT ended with status 3; full log: {log}"
-    assert (str(caught.value), caught.value.in_terminal) == (
-        sentence,
-        f"{sentence}; its last line: 49",
-    )
+    assert str(caught.value) == sentence
+    assert caught.value.in_terminal == f"{sentence}; its last line: 49"
     assert caught.value.said.splitlines() == [f"    {n}" for n in range(38, 50)]
-    for argv, status in (
-        (["/no/such/program"], 1),
-        ([sys.executable, "-c", "import os; os.abort()"], 134),
-    ):
-        with pytest.raises(EngineError, match=f"ended with status {status}"):
-            launch(Command(argv), name="x", log=log)
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [(["/no/such/program"], 1), ([sys.executable, "-c", "import os; os.abort()"], 134)],
+)
+def test_a_program_that_is_not_there_or_aborts_has_a_status(
+    tmp_path: Path, argv: list[str], status: int
+):
+    with pytest.raises(EngineError, match=f"ended with status {status}"):
+        launch(Command(argv), name="x", log=tmp_path / "x.log")
 
 
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -102,37 +113,34 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_shared_memory_that_a_killed_engine_left_is_removed(tmp_path: Path):
-    name, start_s = f"psm_{uuid4().hex}", time.time() - 1
-    used, older = (Path(f"/dev/shm/{name}_{which}") for which in ("used", "older"))
-    for path in (used, older):
+    name = f"psm_{uuid4().hex}"
+    start_s = time.time() - 1
+    mapped = Path(f"/dev/shm/{name}_mapped")
+    older = Path(f"/dev/shm/{name}_older")
+    for path in (mapped, older):
         path.write_bytes(b"x")
     os.utime(older, (0, 0))
-    with used.open("r+b") as file, mmap.mmap(file.fileno(), 1):
-        launch(
-            python(f"open('/dev/shm/{name}_left', 'w').write('x')"),
-            name="x",
-            log=tmp_path / "x.log",
-        )
+    with mapped.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        leak = python(f"open('/dev/shm/{name}_leaked', 'w').write('x')")
+        launch(leak, name="x", log=tmp_path / "x.log")
         remove_leaked_memory(start_s)
         older.touch()
         remove_leaked_memory(start_s, start_s + 1e-3)
-    left = {*Path("/dev/shm").glob(f"{name}*")}
-    for path in left:
+    remaining = {*Path("/dev/shm").glob(f"{name}*")}
+    for path in remaining:
         path.unlink()
-    assert left == {used, older}
+    assert remaining == {mapped, older}
 
 
 def test_on_poll_sees_everything_even_of_a_short_command(tmp_path: Path):
-    path, seen = tmp_path / "m.jsonl", []
+    path = tmp_path / "m.jsonl"
     follow = JsonlTail(path)
+    records: list[Metrics] = []
     code = "import sys; f = open(sys.argv[1], 'w'); f.write('{\"step\": 1}\\n{\"step\": 2}\\n')"
-    launch(
-        python(code, str(path)),
-        name="x",
-        log=tmp_path / "x.log",
-        on_poll=lambda: seen.extend(follow.new()),
-    )
-    assert seen == [{"step": 1}, {"step": 2}]
+    command = python(code, str(path))
+    log = tmp_path / "x.log"
+    launch(command, name="x", log=log, on_poll=lambda: records.extend(follow.new()))
+    assert records == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.parametrize("end", ["error in on_poll", "leave"])
@@ -144,10 +152,9 @@ def test_nothing_of_the_family_outlives_the_command(tmp_path: Path, end: str):
             raise StageError("too many samples could not be scored")
 
     with nullcontext() if end == "leave" else pytest.raises(StageError, match="too many samples"):
-        launch(
-            python(FAMILY, str(path), end), name="x", log=tmp_path / "x.log", on_poll=stop_when_born
-        )
-    assert not any(map(is_running, family(path)))
+        command = python(FAMILY, str(path), end)
+        launch(command, name="x", log=tmp_path / "x.log", on_poll=stop_when_born)
+    assert list(filter(is_running, family(path))) == []
 
 
 def test_kill_9_of_the_flow_ends_the_whole_family(tmp_path: Path):
@@ -163,7 +170,10 @@ def test_kill_9_of_the_flow_ends_the_whole_family(tmp_path: Path):
 
 def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Path):
     path = tmp_path / "pids"
-    code = "import sys; from qinglan.runs import supervise; supervise.GRACE_S = 0.3; sys.exit(supervise.main())"
+    code = (
+        "import sys; from qinglan.runs import supervise; "
+        "supervise.GRACE_S = 0.3; sys.exit(supervise.main())"
+    )
     argv = [sys.executable, "-c", code, sys.executable, "-c", FAMILY, str(path), "deaf"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
         pids = family(path)
@@ -188,10 +198,11 @@ def test_kill_9_of_the_supervisor_ends_the_command(tmp_path: Path):
     path = tmp_path / "pids"
     argv = [sys.executable, str(launcher.SUPERVISOR), sys.executable, "-c", FAMILY, str(path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
-        command, *others = family(path)
+        command, *descendant_pids = family(path)
         supervisor.kill()
     wait_until("its end", lambda: not is_running(command))
-    for pid in others:  # nobody is left who could
+    # Nobody is left who could.
+    for pid in descendant_pids:
         os.kill(pid, signal.SIGKILL)
 
 
@@ -199,7 +210,8 @@ def test_lines_are_read_once_they_are_whole(tmp_path: Path):
     path = tmp_path / "m.jsonl"
     follow = JsonlTail(path)
     assert list(follow.new()) == []
-    path.write_text('{"a": 1}\n{"b{"c": 2}\n\n{"d": 3}\n{"e"')  # the second was cut off by a kill
+    # The second was cut off by a kill.
+    path.write_text('{"a": 1}\n{"b{"c": 2}\n\n{"d": 3}\n{"e"')
     from_end = LineTail(path, from_end=True)
     assert list(follow.new()) == [{"a": 1}, {"d": 3}]
     with path.open("a") as stream:

@@ -1,10 +1,8 @@
-"""Whether a lock is held, and what that means to those who ask; one refresh of a tenant, one
-training on a GPU."""
+"""Locks: held or not, and what follows; one refresh of a tenant, one training on a GPU."""
 
 import errno
 import fcntl
 import logging
-import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -58,57 +56,56 @@ def test_the_same_flow_run_started_twice_waits_for_itself(profile: Profile):
 
 
 def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile: Profile):
-    with another_process("refresh", profile) as (other, _):
-        said = rf"default\.query_rewrite is running already \(process {other.pid} since"
-        with pytest.raises(RunLockedError, match=said):
+    with another_process("refresh", profile) as (process, _):
+        problem = rf"default\.query_rewrite is running already \(process {process.pid} since"
+        with pytest.raises(RunLockedError, match=problem):
             refresh_lock(profile).__enter__()
-        other.kill()  # -9: nothing of it can tidy up
-        other.wait()
+        # By signal 9: nothing of it can tidy up.
+        process.kill()
+        process.wait()
         with refresh_lock(profile):
             pass
 
 
 def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Path):
     elsewhere = {"runs": str(tmp_path / "other"), "state": str(tmp_path / "state")}
-    others = (
+    profiles = (
         profile_of(tenant={"id": "b"}),
         profile_of(recipe="medical"),
         profile_of(paths=elsewhere),
     )
     with refresh_lock(profile_of()):
-        for other in others:
-            with refresh_lock(other):
+        for profile in profiles:
+            with refresh_lock(profile):
                 pass
 
 
 def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: ProfileOf):
-    profile, said = profile_of(trainer=CUDA), list[str]()
-    with another_process("device", profile) as (other, _):
+    profile = profile_of(trainer=CUDA)
+    lines: list[str] = []
+    with another_process("device", profile) as (holder, _):
 
-        def say(text: str) -> None:
-            said.append(text)
-            if len(said) == 2:
-                other.kill()
+        def say(line: str) -> None:
+            lines.append(line)
+            if len(lines) == 2:
+                holder.kill()
 
         with device_lock(profile, say, check_every_s=0.02, report_every_s=0.1):
-            assert other.wait() < 0
-    assert said[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
-    assert "so far" in said[1]
+            assert holder.wait() < 0
+    assert lines[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
+    assert "so far" in lines[1]
 
 
 def test_other_gpus_are_free(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
-    with ExitStack() as held:
+    on_one_gpu = profile_of(trainer=CUDA | {"gpus_per_node": 1})
+    with ExitStack() as locks:
         for visible in ("3,1", "1,3", ""):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-            held.enter_context(device_lock(one, pytest.fail))
-        assert sorted(path.stem for path in tmp_path.glob("qinglan-*/*.lock")) == [
-            "gpu-0",
-            "gpu-1",
-            "gpu-3",
-        ]
+            locks.enter_context(device_lock(on_one_gpu, pytest.fail))
+        locked = sorted(path.stem for path in tmp_path.glob("qinglan-*/*.lock"))
+        assert locked == ["gpu-0", "gpu-1", "gpu-3"]
 
 
 @pytest.mark.parametrize(
@@ -125,10 +122,10 @@ def test_neither_the_cpu_nor_a_cluster_is_waited_for(
 def test_a_folder_of_somebody_else_is_not_used(
     profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        "os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345
-    )
-    (Path(tempfile.gettempdir()) / f"qinglan-{os.getuid()}").mkdir(exist_ok=True)
+    temporary = Path(tempfile.gettempdir())
+    another_user = 0 if temporary.stat().st_uid else 12345
+    monkeypatch.setattr("os.getuid", lambda: another_user)
+    (temporary / f"qinglan-{another_user}").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match="belongs to another user"):
         device_lock(profile_of(trainer=CUDA), print).__enter__()
 
@@ -150,31 +147,35 @@ def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pyt
 def test_a_lock_is_held_for_as_long_as_somebody_has_it(tmp_path: Path):
     lock = tmp_path / ".lock"
     lock.touch()
-    assert not is_held(lock) and not is_held(lock, shared=True)
+    assert not is_held(lock)
+    assert not is_held(lock, shared=True)
     with FileLock(lock):
-        assert is_held(lock) and is_held(lock, shared=True)
+        assert is_held(lock)
+        assert is_held(lock, shared=True)
     with lock.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_SH)
         assert is_held(lock, shared=True)
-        assert not is_held(lock)  # somebody else who only checks
-    missing = lock.parent / "missing" / ".lock"
-    assert not is_held(missing) and not missing.parent.exists()
+        # The other one only checks, too.
+        assert not is_held(lock)
+    nowhere = lock.parent / "nowhere" / ".lock"
+    assert not is_held(nowhere)
+    assert not nowhere.parent.exists()
 
 
 def no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with another user's files; root may open all of them."""
-    opened = Path.open
+    """Refuse to open them, as other users' files; root may open all of those."""
+    real_open = Path.open
 
     def refuse(path: Path, *args: Any, **options: Any) -> IO[Any]:
         if "lock" in path.name or "log" in path.name:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(path, *args, **options)
+        return real_open(path, *args, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
 
 
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network mounts."""
+    """Refuse to take them, as some network mounts do."""
     monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, "No locks available")))
 
 
@@ -185,7 +186,8 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
     trouble: Callable[[pytest.MonkeyPatch], None],
 ):
     profile = profile_of(retention={"log_days": 0})
-    state, run = profile.paths.state, profile.paths.runs / "20260101-000000-0001"
+    state = profile.paths.state
+    run = profile.paths.runs / "20260101-000000-0001"
     for folder in (state / "logs", run):
         folder.mkdir(parents=True)
     for file in (state / LOCK_FILE, state / "logs" / "worker.log", run / ".lock"):
@@ -203,5 +205,5 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
         with pytest.raises(ConfigError, match="a process is running there"):
             require_no_process(profile.paths.runs)
     remove_logs(clean)
-    assert [each.name for each in clean.removed] == ["worker.log"]
+    assert [removed.name for removed in clean.removed] == ["worker.log"]
     require_no_process(profile.paths.runs)

@@ -1,10 +1,13 @@
-"""Background processes: started again, held to a start that works, their logs kept small. Real,
-tiny processes."""
+"""Background processes: started again, held to a start that works, their logs kept small.
+
+The processes are real and tiny.
+"""
 
 import errno
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -35,29 +38,31 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTARTS", BackOff(0.1, 0.3))
 
 
-def until(times: int, seen: list[str]) -> Callable[[str], None]:
+def until(times: int, names: list[str]) -> Callable[[str], None]:
+    """A function that notes the names that it gets, and ends the work after so many."""
+
     def recover(name: str) -> None:
-        seen.append(name)
-        if len(seen) == times:
+        names.append(name)
+        if len(names) == times:
             raise EnoughError
 
     return recover
 
 
 def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
-    said, seen = list[str](), list[str]()
-    with Processes(tmp_path, said.append) as running:
+    lines: list[str] = []
+    restarted: list[str] = []
+    with Processes(tmp_path, lines.append) as running:
         running.start("brief", python("print('once more'); raise SystemExit(3)"))
         running.start("steady", python("import time; time.sleep(60)"))
         start = time.monotonic()
         with pytest.raises(EnoughError):
-            running.keep_running(until(4, seen))
+            running.keep_running(until(4, restarted))
         assert time.monotonic() - start >= 0.1 + 0.2 + 0.3 + 0.3
-    assert seen == ["brief"] * 4
-    assert (
-        said[0] == f"brief ended with status 3; starting it again in 0 s; {tmp_path / 'brief.log'}"
-    )
-    assert (tmp_path / "brief.log").read_text() == "once more\n" * 4
+    assert restarted == ["brief"] * 4
+    log = tmp_path / "brief.log"
+    assert lines[0] == f"brief ended with status 3; starting it again in 0 s; {log}"
+    assert log.read_text() == "once more\n" * 4
 
 
 def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
@@ -77,37 +82,39 @@ def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
 def test_what_the_machine_can_not_start_now_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    said, real, refused = list[str](), launcher.subprocess.Popen, list[int]()
+    lines: list[str] = []
+    real_popen = launcher.subprocess.Popen
+    starts = count(1)
 
     def popen(*args: Any, **options: Any) -> Any:
-        if len(refused) in (1, 2):  # after the first start
-            refused.append(errno.EAGAIN)
+        # The first start works, then two are refused.
+        if next(starts) in (2, 3):
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-        refused.append(0)
-        return real(*args, **options)
+        return real_popen(*args, **options)
 
     monkeypatch.setattr(launcher.subprocess, "Popen", popen)
-    with Processes(tmp_path, said.append) as running:
+    with Processes(tmp_path, lines.append) as running:
         running.start("brief", python("print('once')"))
         with pytest.raises(EnoughError):
             running.keep_running(until(4, []))
     assert (tmp_path / "brief.log").read_text() == "once\n" * 2
-    assert len([line for line in said if "brief can't be started: [Errno 11]" in line]) == 2
+    assert len([line for line in lines if "brief can't be started: [Errno 11]" in line]) == 2
 
 
 def test_who_dies_before_all_are_ready_is_an_error_that_names_the_log(tmp_path: Path):
     with Processes(tmp_path, lambda _: None) as running:
         running.start("server", python("raise SystemExit('port taken')"))
-        with pytest.raises(
-            EngineError, match=r"server ended with status 1; full log: .*server\.log"
-        ):
-            running.wait_for("the server", f"http://{HOST}:{module.free_port()}/health")
+        url = f"http://{HOST}:{module.free_port()}/health"
+        problem = r"server ended with status 1; full log: .*server\.log"
+        with pytest.raises(EngineError, match=problem):
+            running.wait_for("the server", url)
 
 
 def test_a_port_for_a_server_is_none_that_the_system_gives_to_a_client_meanwhile():
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    range_of_system = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first_of_system = int(range_of_system.split()[0])
     ports = [module.free_port() for _ in range(200)]
-    assert max(ports) < first
+    assert max(ports) < first_of_system
     assert len(set(ports)) == len(ports)
 
 
@@ -116,8 +123,14 @@ def test_a_huge_log_is_set_aside_while_its_process_writes_on(
 ):
     monkeypatch.setattr(module, "_LOG_BYTES", 1000)
     monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.05)
-    log, aside = tmp_path / "chatty.log", tmp_path / "chatty.log.1"
-    chatty = "import os, time\nprint('x' * 2000)\nwhile os.fstat(1).st_size: time.sleep(0.01)\nprint('y')"
+    log = tmp_path / "chatty.log"
+    aside = tmp_path / "chatty.log.1"
+    chatty = (
+        "import os, time\n"
+        "print('x' * 2000)\n"
+        "while os.fstat(1).st_size: time.sleep(0.01)\n"
+        "print('y')"
+    )
     with Processes(tmp_path, lambda _: None) as running:
         running.start("chatty", python(chatty))
         with pytest.raises(EnoughError):
@@ -137,8 +150,9 @@ def test_a_log_that_cannot_be_made_smaller_ends_nothing(
     monkeypatch.setattr(module, "_LOG_BYTES", 10)
     monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.01)
     monkeypatch.setattr(module.shutil, "copyfile", full)
-    said, log = list[str](), tmp_path / "chatty.log"
-    with Processes(tmp_path, said.append) as running:
+    lines: list[str] = []
+    log = tmp_path / "chatty.log"
+    with Processes(tmp_path, lines.append) as running:
         running.start("chatty", python("import time; print('x' * 2000); time.sleep(60)"))
         wait_until("its log", lambda: log.stat().st_size > 10, look_every_s=0.01)
         if trouble == "removed":
@@ -147,21 +161,18 @@ def test_a_log_that_cannot_be_made_smaller_ends_nothing(
         with pytest.raises(EnoughError):
             running.keep_running(until(3, []))
     problem = f"{log}: can't be made smaller: No space left on device; chatty goes on"
-    assert [line for line in said if "chatty" in line] == ([problem] if trouble == "full" else [])
+    problems = [problem] if trouble == "full" else []
+    assert [line for line in lines if "chatty" in line] == problems
     assert not log.with_suffix(".log.1").exists()
 
 
 def test_each_pause_is_twice_the_one_before_up_to_a_limit_and_jitter_keeps_callers_apart():
-    assert [BackOff(0.5, 3.0).pause_s(failures) for failures in (1, 2, 3, 4, 10_000)] == [
-        0.5,
-        1.0,
-        2.0,
-        3.0,
-        3.0,
-    ]
-    drawn = {BackOff(1.0, 8.0, jitter=True).pause_s(3) for _ in range(50)}
-    assert len(drawn) == 50
-    assert 0 <= min(drawn) <= max(drawn) <= 4
+    expected = {1: 0.5, 2: 1.0, 3: 2.0, 4: 3.0, 10_000: 3.0}
+    assert {failures: BackOff(0.5, 3.0).pause_s(failures) for failures in expected} == expected
+    pauses = {BackOff(1.0, 8.0, jitter=True).pause_s(3) for _ in range(50)}
+    assert len(pauses) == 50
+    assert min(pauses) >= 0
+    assert max(pauses) <= 4
 
 
 IMPATIENT = """
@@ -193,10 +204,9 @@ except KeyboardInterrupt:
 
 
 def test_a_second_interrupt_does_not_hang_what_the_first_one_ends() -> None:
-    ends = [
-        run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, timeout=30)
-        for _ in range(3)
-    ]
-    assert [(end.returncode, end.stdout, end.stderr) for end in ends] == [
-        (0, "interrupted\n", "")
-    ] * 3
+    argv = [sys.executable, "-c", IMPATIENT]
+    for _ in range(3):
+        process = run(argv, capture_output=True, text=True, timeout=30)
+        assert process.stderr == ""
+        assert process.stdout == "interrupted\n"
+        assert process.returncode == 0

@@ -38,15 +38,16 @@ from qinglan.serving.canary_observer import read_state, read_verdict
 from qinglan.serving.site import open_site, share_of
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
-RUN_FOLDER, DATASET, SITE = GOLDEN / "run", GOLDEN / "dataset", GOLDEN / "site"
+RUN_FOLDER = GOLDEN / "run"
+DATASET = GOLDEN / "dataset"
+SITE = GOLDEN / "site"
 NEWER = r"written by a newer Qinglan \(format \d+, this one reads up to \d+\); upgrade this one"
 
 
 def newer(path: Path) -> Path:
     """The file, rewritten with a later number."""
-    path.write_text(
-        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {KEY: 99}), encoding="utf-8"
-    )
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(record | {KEY: 99}), encoding="utf-8")
     return path
 
 
@@ -56,20 +57,22 @@ def test_a_number_that_is_none_is_refused(wrong: Any):
         check_version({KEY: wrong, "x": 3}, "a.json")
 
 
+def read_share(path: Path) -> object:
+    """The share in the file, where it is the one that it should be."""
+    share = share_of(load_profile("embedded"), path.parent, "7")
+    return share if share == 0.1 else None
+
+
 READERS: list[tuple[Path, Callable[[Path], object]]] = [
     (RUN_FOLDER / RUN_FILE, lambda path: runs_of(path.parents[1], "small")),
-    *(
-        (RUN_FOLDER / stage / MANIFEST, StageResult.read)
-        for stage in ("dataset", "evaluate", "gate")
-    ),
+    (RUN_FOLDER / "dataset" / MANIFEST, StageResult.read),
+    (RUN_FOLDER / "evaluate" / MANIFEST, StageResult.read),
+    (RUN_FOLDER / "gate" / MANIFEST, StageResult.read),
     (RUN_FOLDER / "report.json", Report.read),
     (DATASET / versions.VERSION_FILE, lambda path: versions.Version.read(path.parent)),
     (SITE / "backup.json", lambda path: Backup.read(path.parent)),
     (SITE / "waiting.json", lambda path: Waiting.read(path.parent)),
-    (
-        SITE / "share.json",
-        lambda path: share_of(load_profile("embedded"), path.parent, "7") == 0.1 or None,
-    ),
+    (SITE / "share.json", read_share),
     (SITE / "canary.json", lambda path: read_state(path.parent)),
     (SITE / "verdict.json", lambda path: read_verdict(path.parent)),
     (SITE / "release.json", lambda path: read_record(Candidate, path)),
@@ -90,24 +93,18 @@ def test_each_file_is_read_and_a_newer_one_refused(
 
 
 def test_what_lies_beside_manifests_is_read():
-    evaluation = Evaluation.model_validate_json(
-        (RUN_FOLDER / "evaluate" / "evaluation.json").read_text("utf-8")
-    )
-    assert evaluation.comparisons
-    decision = Decision.model_validate_json(
-        (RUN_FOLDER / "gate" / "decision.json").read_text("utf-8")
-    )
-    assert decision.verdict == "refuse"
+    evaluation = (RUN_FOLDER / "evaluate" / "evaluation.json").read_text("utf-8")
+    assert Evaluation.model_validate_json(evaluation).comparisons
+    decision = (RUN_FOLDER / "gate" / "decision.json").read_text("utf-8")
+    assert Decision.model_validate_json(decision).verdict == "refuse"
     assert len(list(versions.read_index(DATASET / versions.INDEX))) == 20
     assert len(list(read_jsonl(DATASET / "rows.jsonl", Row))) == 3
     assert RowSummary.model_validate_json((DATASET / versions.SUMMARY).read_text("utf-8"))
-    assert (
-        Card.model_validate_json((DATASET / versions.CARD_DATA).read_text("utf-8")).origin.id
-        == "b438fdf0a5b4"
-    )
+    card = Card.model_validate_json((DATASET / versions.CARD_DATA).read_text("utf-8"))
+    assert card.origin.id == "b438fdf0a5b4"
 
 
-def test_a_newer_stage_is_made_again_but_not_built_upon_and_a_newer_run_neither_continued_nor_removed(
+def test_a_newer_stage_is_made_again_and_a_newer_run_neither_continued_nor_removed(
     profile: Profile,
 ):
     with open_run(profile, "refresh") as run:
@@ -152,7 +149,8 @@ def test_reviews_are_read_and_newer_ones_refused(profile: Profile):
 def test_a_registered_version_is_read_and_a_newer_one_refused():
     tags = json.loads((SITE / "tags.json").read_text("utf-8"))
     released = Released.of_tags("qinglan.m", "1", datetime.now(UTC), tags)
-    assert (released.verdict, released.dataset_version) == ("refuse", "b438fdf0a5b4")
+    assert released.verdict == "refuse"
+    assert released.dataset_version == "b438fdf0a5b4"
     assert Released.of_tags("qinglan.m", "1", released.created, tags | {KEY: "1"}) == released
     with pytest.raises(ArtifactError, match=r"release 1 of qinglan\.m: " + NEWER):
         Released.of_tags("qinglan.m", "1", released.created, tags | {KEY: "2"})
@@ -181,12 +179,8 @@ def test_an_earlier_mlflows_database_is_reported_in_one_line(tmp_path: Path):
     code = (
         "import sys; from qinglan.runs.tracking import *; Tracker(sys.argv[1], Tracking(), Path())"
     )
-    argv = [
-        sys.executable,
-        "-c",
-        code,
-        f"sqlite:///{file}",
-    ]  # MLflow checks a database once per process
+    # In another process, as MLflow checks a database once per process.
+    argv = [sys.executable, "-c", code, f"sqlite:///{file}"]
     stderr = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
     assert "ConfigError: tracking.uri: Detected out-of-date database schema" in stderr
     assert "mlflow db upgrade" in stderr

@@ -1,9 +1,9 @@
-"""The judge's domain: answers of every kind, a judge that is nearly always right, and a sample that
-leaks nothing."""
+"""The judge's domain: its answers, its judge, and a sample that leaks nothing."""
 
 from collections import Counter
 from itertools import combinations
 from random import Random
+from statistics import fmean
 from typing import get_args
 
 import pytest
@@ -25,47 +25,59 @@ def rows() -> list[JudgeSampleRow]:
 
 
 def test_no_wording_belongs_to_two_facts_or_hides_in_another():
-    wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
+    wordings: list[str] = []
+    for slot in SLOTS.values():
+        for value in slot.values:
+            wordings += value
     assert len(wordings) == len(set(wordings))
     assert max(map(len, wordings)) <= 6
     assert [facts_in(text)[0][1] for text in wordings] == wordings
     from qinglan.simulators.pretrain import build_tokenizer  # loads torch
 
-    tok = build_tokenizer(DOMAIN)
-    assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
+    tokenizer = build_tokenizer(DOMAIN)
+    tokens = {text: tokenizer.encode(text, add_special_tokens=False) for text in wordings}
+    assert [text for text, ids in tokens.items() if len(ids) > 1] == []
 
 
 def test_the_weak_model_answers_in_every_way():
-    rng, pair = Random(0), pairs("train")[0]
-    found = Counter(judge(facts_of(*pair), weak_answer(rng, *pair).facts).flaw for _ in range(400))
-    assert set(found) >= set(FLAWS) - {"不完整"}
-    said = answer("辅酶Q10一天吃几次？", 7)
-    assert said == answer("辅酶Q10一天吃几次？", 7)
+    rng = Random(0)
+    pair = pairs("train")[0]
+    reference = facts_of(*pair)
+    flaws = Counter(judge(reference, weak_answer(rng, *pair).facts).flaw for _ in range(400))
+    assert set(flaws) >= set(FLAWS) - {"不完整"}
+    assert answer("辅酶Q10一天吃几次？", 7) == answer("辅酶Q10一天吃几次？", 7)
     assert facts_in(answer("今天天气如何？", 7)) == []
 
 
 def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list[JudgeSampleRow]):
-    right: dict[str, list[bool]] = {}
-    for sample in (row for row in rows if row.truth):
+    verdicts_right: dict[str, list[bool]] = {}
+    for sample in rows:
+        if sample.truth is None:
+            continue
         inputs = {"reference": sample.reference, "candidate": sample.candidate}
         row = Row(id="x", tenant="t", query=sample.query, inputs=inputs, source="x")
-        said = reason(undelimited(RECIPE.teacher_messages(row, Tenant())[-1]["content"]), 7)
-        assert said.reasoning and sample.truth
-        right.setdefault(sample.truth.flaw, []).append(f"{sample.truth.main}，" in said.answer)
-    share = {flaw: sum(found) / len(found) for flaw, found in right.items()}
-    assert share["编造"] < 0.6 < share["含糊"] < 0.95
+        prompt = RECIPE.teacher_messages(row, Tenant())[-1]["content"]
+        reply = reason(undelimited(prompt), 7)
+        assert reply.reasoning
+        is_right = f"{sample.truth.main}，" in reply.answer
+        verdicts_right.setdefault(sample.truth.flaw, []).append(is_right)
+    share = {flaw: fmean(verdicts) for flaw, verdicts in verdicts_right.items()}
+    assert share["编造"] < 0.6
+    assert 0.6 < share["含糊"] < 0.95
     assert min(share[flaw] for flaw in ("完整", "不完整", "矛盾", "跑题")) > 0.85
 
 
 def test_no_two_splits_ask_the_same_and_pretraining_shows_no_verdict_and_no_test_question(
     rows: list[JudgeSampleRow],
 ):
-    asked = {split: {row.query for row in rows if row.split == split} for split in get_args(Split)}
-    for one, other in combinations(get_args(Split), 2):
-        assert not set(pairs(one)) & set(pairs(other))
-        assert not asked[one] & asked[other]
-    texts = list(DOMAIN.documents(3, 4000))
-    assert not any("正确，" in text or "错误，" in text for text in texts)
-    assert not any(
-        line.removeprefix("问题：") in asked["test"] for text in texts for line in text.splitlines()
-    )
+    questions: dict[Split, set[str]] = {split: set() for split in get_args(Split)}
+    for row in rows:
+        questions[row.split].add(row.query)
+    for split, other_split in combinations(get_args(Split), 2):
+        assert set(pairs(split)) & set(pairs(other_split)) == set()
+        assert questions[split] & questions[other_split] == set()
+    for text in DOMAIN.documents(3, 4000):
+        assert "正确，" not in text
+        assert "错误，" not in text
+        lines = {line.removeprefix("问题：") for line in text.splitlines()}
+        assert lines & questions["test"] == set()

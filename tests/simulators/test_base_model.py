@@ -19,8 +19,9 @@ DOMAIN = domain_of("query_rewrite")
 
 
 def pretrain(folder, embedded=FEW, threads=1):
-    model, metrics = folder / "model", folder / "metrics.jsonl"
-    argv = base_model.pretrain_argv(sys.executable, embedded, DOMAIN, model, metrics, threads)
+    argv = base_model.pretrain_argv(
+        sys.executable, embedded, DOMAIN, folder / "model", folder / "metrics.jsonl", threads
+    )
     env = {**os.environ, **cpu_env(threads, "float32")}
     return subprocess.run(argv, capture_output=True, text=True, timeout=900, env=env)
 
@@ -28,9 +29,9 @@ def pretrain(folder, embedded=FEW, threads=1):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
-    done = pretrain(folder)
-    assert done.returncode == 0, done.stderr
-    assert "step 3/3 loss " in done.stdout
+    process = pretrain(folder)
+    assert process.returncode == 0, process.stderr
+    assert "step 3/3 loss " in process.stdout
     return folder
 
 
@@ -56,9 +57,8 @@ def test_the_weights_do_not_depend_on_the_number_of_threads(folder, tmp_path):
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
     pretrain(tmp_path, threads=2)
     names = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-    assert [sha256_of(folder / "model" / n) for n in names] == [
-        sha256_of(tmp_path / "model" / n) for n in names
-    ]
+    for name in names:
+        assert sha256_of(folder / "model" / name) == sha256_of(tmp_path / "model" / name), name
 
 
 @pytest.mark.slow
@@ -73,7 +73,11 @@ def test_transformers_loads_it_and_prompts_are_qwens(folder):
         {"role": "system", "content": "你好"},
         {"role": "user", "content": "磷虾油😀怎么吃"},
     ]
-    prompt = "<|im_start|>system\n你好<|im_end|>\n<|im_start|>user\n磷虾油😀怎么吃<|im_end|>\n<|im_start|>assistant\n"
+    prompt = (
+        "<|im_start|>system\n你好<|im_end|>\n"
+        "<|im_start|>user\n磷虾油😀怎么吃<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
     options = {"tokenize": False, "add_generation_prompt": True}
     assert tokenizer.apply_chat_template(messages, **options) == prompt
     assert tokenizer.decode(tokenizer(prompt)["input_ids"]) == prompt
@@ -86,33 +90,33 @@ def test_muon_is_torchs_but_for_the_precision(shape):
 
     from qinglan.simulators.pretrain import Muon
 
-    start, gradients = torch.randn(shape), torch.randn(3, *shape)
-    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    for weight, optimiser in (
-        (ours, Muon([ours], 0.02)),
-        (theirs, torch.optim.Muon([theirs], 0.02, weight_decay=0.0)),
-    ):
-        for gradient in gradients:
-            weight.grad = gradient.clone()
-            optimiser.step()
-    assert (ours - theirs).norm() < 0.02 * (ours - start).norm()
+    start = torch.randn(shape)
+    gradients = torch.randn(3, *shape)
+    our_weight = torch.nn.Parameter(start.clone())
+    torch_weight = torch.nn.Parameter(start.clone())
+    our_optimizer = Muon([our_weight], 0.02)
+    torch_optimizer = torch.optim.Muon([torch_weight], 0.02, weight_decay=0.0)
+    for gradient in gradients:
+        our_weight.grad = gradient.clone()
+        our_optimizer.step()
+        torch_weight.grad = gradient.clone()
+        torch_optimizer.step()
+    assert (our_weight - torch_weight).norm() < 0.02 * (our_weight - start).norm()
 
 
 @pytest.mark.slow
 def test_a_document_that_fits_no_batch_is_an_error():
     from qinglan.simulators import pretrain
 
-    with pytest.raises(
-        EngineError, match=r"the longest document has 9 tokens; .* pretraining allows 8"
-    ):
-        pretrain._check_lengths(
-            [pretrain.TokenizedDocument([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8)
-        )
+    document = pretrain.TokenizedDocument([1] * 9, [1] * 9)
+    problem = r"the longest document has 9 tokens; .* pretraining allows 8"
+    with pytest.raises(EngineError, match=problem):
+        pretrain._check_lengths([document], Pretraining(tokens_per_step=8))
 
 
 @pytest.mark.slow
 def test_too_slow_a_machine_is_an_error(tmp_path):
-    done = pretrain(tmp_path, Embedded(pretrain_steps=3, pretrain_seconds_max=0.001))
-    assert done.returncode == 2
-    assert "pretrain_seconds_max" in done.stderr
+    process = pretrain(tmp_path, Embedded(pretrain_steps=3, pretrain_seconds_max=0.001))
+    assert process.returncode == 2
+    assert "pretrain_seconds_max" in process.stderr
     assert not base_model.is_complete(tmp_path / "model")

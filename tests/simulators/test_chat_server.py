@@ -1,5 +1,4 @@
-"""The simulated models over HTTP: the server follows OpenAI's protocol, and its faults are
-injected."""
+"""The simulated models over HTTP: OpenAI's protocol, and injected faults."""
 
 from collections import Counter
 from typing import Any
@@ -23,6 +22,7 @@ def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest
         "reasoner": lambda text, _: ReasonedAnswer("对", f"{text}？想了想"),
         "plain": lambda *_: "对",
     }
+    # Nothing of a domain but its models is used.
     domain = Domain("x", models, *[lambda *_: None] * 4)  # type: ignore[arg-type,list-item]
     monkeypatch.setattr(chat_server, "simulated_models", lambda: dict.fromkeys(models, domain))
     reasoned, plain = (_ask(model, "水是湿的").json() for model in models)
@@ -36,11 +36,12 @@ def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest
 def test_a_model_has_a_further_name():
     client = TestClient(create_app(names={"gpt-5": "simulated-rewriter"}))
     body = {"messages": [{"role": "user", "content": "纤维粉啥时候吃呀"}]}
-    named, own = (
-        client.post("/v1/chat/completions", json=body | {"model": m}).json()
-        for m in ("gpt-5", "simulated-rewriter")
+    by_further_name, by_own_name = (
+        client.post("/v1/chat/completions", json=body | {"model": model}).json()
+        for model in ("gpt-5", "simulated-rewriter")
     )
-    assert (named["model"], named["choices"]) == ("gpt-5", own["choices"])
+    assert by_further_name["model"] == "gpt-5"
+    assert by_further_name["choices"] == by_own_name["choices"]
 
 
 def test_unknown_model_and_bad_body():
@@ -62,8 +63,10 @@ def test_faults_are_seeded_and_come_in_thirds_and_a_rate_limit_says_when_to_retu
     first, second = ([faults.next_fault() for _ in range(3000)] for faults in faults)
     counts = Counter(first)
     assert first == second
-    assert all(240 < counts[fault] < 360 for fault in ("rate_limit", "server_error", "drop"))
+    for fault in ("rate_limit", "server_error", "drop"):
+        assert 240 < counts[fault] < 360, fault
     client = TestClient(Faults(create_app(), fault_rate=1.0, seed=0))
+    # It draws what the client's server draws, and so says when a rate limit comes.
     same = Faults(create_app(), fault_rate=1.0, seed=0)
     while same.next_fault() != "rate_limit":
         client.post("/v1/chat/completions")

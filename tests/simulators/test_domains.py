@@ -38,21 +38,19 @@ def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf
 def test_the_embedded_rag_serves_the_sample_or_the_users_own_knowledge_base(
     profile_of: ProfileOf, tmp_path: Path
 ):
-    rows, paths = FEW.model_dump(), {"state": str(tmp_path)}
+    rows = FEW.model_dump()
+    paths = {"state": str(tmp_path)}
     sample = domains.embedded_knowledge_base(profile_of(embedded=rows, paths=paths))
-    assert (
-        sample == tmp_path / "sample" / "query_rewrite-13-30-6-12" / "kb.jsonl" and sample.is_file()
-    )
-    assert domains.embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path(
-        "own.jsonl"
-    )
-    assert domains.embedded_knowledge_base(profile_of(rag={"url": "http://rag/q"})) is None
-    with pytest.raises(
-        ConfigError, match=r"^rag\.knowledge_base: the simulated domain medical has none"
-    ):
-        domains.embedded_knowledge_base(
-            profile_of(embedded=rows | {"domain": "medical"}, paths=paths)
-        )
+    assert sample == tmp_path / "sample" / "query_rewrite-13-30-6-12" / "kb.jsonl"
+    assert sample.is_file()
+    with_own_file = profile_of(rag={"knowledge_base": "own.jsonl"})
+    assert domains.embedded_knowledge_base(with_own_file) == Path("own.jsonl")
+    with_own_service = profile_of(rag={"url": "http://rag/q"})
+    assert domains.embedded_knowledge_base(with_own_service) is None
+    without_any = profile_of(embedded=rows | {"domain": "medical"}, paths=paths)
+    problem = r"^rag\.knowledge_base: the simulated domain medical has none"
+    with pytest.raises(ConfigError, match=problem):
+        domains.embedded_knowledge_base(without_any)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,58 +60,57 @@ def test_the_sample_is_the_same_every_time(
     first = domain_of(name).write_sample(tmp_path / "a", FEW)
     monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
     second = domain_of(name).write_sample(tmp_path / "b", FEW)
-    for path, again in zip(first, second, strict=True):
-        assert (path is None) == (again is None)
-        assert path is None or path.read_bytes() == again.read_bytes()
+    for path, second_path in zip(first, second, strict=True):
+        if path is None:
+            assert second_path is None
+        else:
+            assert second_path is not None
+            assert path.read_bytes() == second_path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name != "passage_judge"]
-)  # which has none
+# The judge of passages has no red team.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "passage_judge"])
 def test_the_red_team_is_in_no_text_of_the_base_model(name: str, monkeypatch: pytest.MonkeyPatch):
-    domain, cases = domain_of(name), domains.red_team_questions(name)
+    domain = domain_of(name)
+    cases = domains.red_team_questions(name)
+    assert cases
     texts = pretraining_texts(domain, 1, 4000)
-    assert cases and not [text for text in texts if any(case in normalise(text) for case in cases)]
+    for text in texts:
+        assert domains.parts_in(normalise(text), cases) == [], text
     monkeypatch.setattr(domains, "red_team_questions", lambda _: (normalise(texts[0]),))
     assert texts[0] not in pretraining_texts(domain, 1, 20)
 
 
 def test_the_base_model_reads_questions_with_noise():
     domain = domain_of("query_rewrite")
-    first, again, other = (pretraining_texts(domain, seed, 400) for seed in (1, 1, 2))
-    assert first == again != other
+    first = pretraining_texts(domain, 1, 400)
+    assert pretraining_texts(domain, 1, 400) == first
+    assert pretraining_texts(domain, 2, 400) != first
     silent = replace(domain, pretraining=replace(domain.pretraining, noise_share=0.0))
-    pairs = [
-        (noisy, text)
-        for noisy, text in zip(first, pretraining_texts(silent, 1, 400), strict=True)
-        if noisy != text
-    ]
-    assert (
-        40 < len(pairs) < 100
-    )  # a quarter of the dialogues with a question, where the kind can change anything
-    assert all(
-        noisy.split("<|im_end|>")[1:] == text.split("<|im_end|>")[1:] for noisy, text in pairs
-    )
+    texts = zip(first, pretraining_texts(silent, 1, 400), strict=True)
+    changed = [(noisy, text) for noisy, text in texts if noisy != text]
+    # A quarter of the dialogues with a question, where the kind can change anything.
+    assert 40 < len(changed) < 100
+    for noisy, text in changed:
+        assert noisy.split("<|im_end|>")[1:] == text.split("<|im_end|>")[1:]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_vocabulary_spells_the_documents(name: str):
     domain = domain_of(name)
-    known = set(domain.characters())
-    assert all(len(character) == 1 for character in known)
+    vocabulary = set(domain.characters())
+    assert {len(character) for character in vocabulary} == {1}
     text = re.sub(r"<\|\w+\|>|</?think>", "", "".join(domain.documents(5, 300)))
-    assert set(text) - known == set()
+    assert set(text) - vocabulary == set()
 
 
 def test_a_model_belongs_to_one_domain_and_an_unknown_one_is_refused():
     assert sum(len(domain_of(name).models) for name in NAMES) == len(domains.simulated_models())
     assert domains.domain_of_model("simulated-judge").name == "query_rewrite"
-    assert all(model.startswith(SIMULATED) for model in domains.simulated_models()), (
-        "the ledger tells them by that"
-    )
-    with pytest.raises(
-        ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"
-    ):
+    for model in domains.simulated_models():
+        assert model.startswith(SIMULATED), "the ledger tells them by that"
+    problem = r"no simulated model is called gpt-4o; there are .*simulated-judge"
+    with pytest.raises(ConfigError, match=problem):
         domains.domain_of_model("gpt-4o")
 
 
@@ -122,7 +119,8 @@ import sys, threading
 from qinglan.simulators import domains
 
 sys.setswitchinterval(1e-6)
-before, failures = set(sys.modules), []
+before = set(sys.modules)
+failures = []
 
 def load(start, work):
     start.wait()
@@ -135,17 +133,22 @@ for _ in range(10):
     for name in set(sys.modules) - before:
         if name.startswith(domains.__name__ + "."):
             del sys.modules[name]
-    domains.domain_of.cache_clear(), domains.simulated_models.cache_clear()
-    start, works = threading.Barrier(4), [lambda: domains.domain_of("query_rewrite"), domains.simulated_models] * 2
+    domains.domain_of.cache_clear()
+    domains.simulated_models.cache_clear()
+    start = threading.Barrier(4)
+    works = [lambda: domains.domain_of("query_rewrite"), domains.simulated_models] * 2
     threads = [threading.Thread(target=load, args=(start, work)) for work in works]
-    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 sys.exit(str(failures) if failures else 0)
 """
 
 
 def test_threads_may_load_them_at_once():
-    """As doctor's checks do."""
-    done = subprocess.run(
+    """Doctor's checks do so."""
+    process = subprocess.run(
         [sys.executable, "-c", LOADED_BY_THREADS], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")

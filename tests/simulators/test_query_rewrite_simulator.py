@@ -1,9 +1,11 @@
-"""The domain of query rewriting: the shipped sample and what may not leak from it, the base model's
-corpus, the teacher and the judge.
+"""The domain of query rewriting: sample, corpus, teacher and judge.
+
+Nothing of the sample's dev and test may leak into the base model's corpus.
 """
 
 from collections import Counter
 from itertools import chain
+from itertools import product as product_of
 from random import Random
 
 import pytest
@@ -48,26 +50,33 @@ def test_sizes_and_splits_and_that_test_rows_resemble_no_training_row(rows: list
     assert len(ids) == len(rows)
     for row in rows:
         assert domain.pair_split(row.product, row.intent) == row.split
-    assert Counter(row.split for row in rows if row.unseen_phrasing) == {"dev": 200, "test": 500}, (
-        "half of them"
-    )
+    # Half of them.
+    assert Counter(row.split for row in rows if row.unseen_phrasing) == {"dev": 200, "test": 500}
     for intent in domain.INTENTS.values():
         phrasings = list(chain.from_iterable(intent.phrasings.values()))
         assert len(phrasings) == len(set(phrasings))
     training = [trigrams(row.question) for row in rows if row.split == "train"]
-    for grams in (trigrams(row.question) for row in rows[-1000::10]):
-        assert all(len(grams & other) < 0.85 * len(grams | other) for other in training)
+    for row in rows[-1000::10]:
+        grams = trigrams(row.question)
+        assert max(jaccard(grams, training_grams) for training_grams in training) < 0.85, row
+
+
+def jaccard(grams: frozenset[str], other_grams: frozenset[str]) -> float:
+    return len(grams & other_grams) / len(grams | other_grams)
 
 
 def test_there_is_something_to_learn_and_to_amplify(rows: list[RewriteSampleRow]):
     described = describe(rows, domain.documents(), min_top1_score=0.6, seed=7)
-    top1, counts = described.top1, described.selected_with_kb_wording
+    top1 = described.top1
+    counts = described.selected_with_kb_wording
     assert 0.1 <= top1["original test"] <= 0.3
     assert 0.80 <= top1["teacher test"] <= 0.85
     assert 0.78 <= top1["teacher train"] <= 0.86
     assert top1["oracle test"] >= 0.95
-    assert all(8 <= counts[intent] <= 40 for intent in MISMATCHED)
-    assert all(counts[product] >= 4 for product in domain.NAME_MISMATCH)
+    for intent in MISMATCHED:
+        assert 8 <= counts[intent] <= 40, intent
+    for product in domain.NAME_MISMATCH:
+        assert counts[product] >= 4, product
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -82,25 +91,21 @@ def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
 def test_every_question_of_dev_and_test_would_be_found(split: Split, phrased: Split):
     rng = Random(1)
     for product, intent in domain.pairs(split) * 3:
-        asked = domain.ask(rng, product, intent, phrased)
-        assert corpus.leak(user_text(asked.query, asked.profile, asked.history))
+        question = domain.ask(rng, product, intent, phrased)
+        assert corpus.leak(user_text(question.query, question.profile, question.history))
 
 
 def test_no_document_leaks_and_no_answer_is_a_rewrite():
-    assert [leak for text in DOCUMENTS if (leak := corpus.leak(text))] == []
-    terms = [
-        term
-        for i in domain.INTENTS.values()
-        for term in (i.habit, i.kb_term, *(t for t, _ in i.alternatives))
-    ]
-    answers = {
-        turn.partition("<|im_end|>")[0]
-        for text in DOCUMENTS
-        for turn in text.split("<|im_start|>assistant\n")[1:]
-    }
-    assert not [
-        a for a in answers if any(a == f"{p} {term}" for p in domain.PRODUCTS for term in terms)
-    ]
+    assert list(filter(None, map(corpus.leak, DOCUMENTS))) == []
+    terms: list[str] = []
+    for intent in domain.INTENTS.values():
+        terms += [intent.habit, intent.kb_term, *(term for term, _ in intent.alternatives)]
+    rewrites = {f"{product} {term}" for product, term in product_of(domain.PRODUCTS, terms)}
+    answers: set[str] = set()
+    for text in DOCUMENTS:
+        turns = text.split("<|im_start|>assistant\n")[1:]
+        answers.update(turn.partition("<|im_end|>")[0] for turn in turns)
+    assert answers & rewrites == set()
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)
@@ -135,34 +140,44 @@ def test_rewrites_by_habit_with_some_alternatives():
 
 
 def test_judges_supplements_open_text_and_passages():
-    rewrites = ["胶原蛋白肽 服用方法 推荐用量", "胶原蛋白肽 食用建议 每日摄入量", "胶原蛋白肽", ""]
-    rewrites += ["胶原蛋白肽 食用建议 食用建议 食用建议", "虾青素 食用建议 每日摄入量"]
-    *scores, of_another = (judge(f"请问胶原怎么吃\n改写：{each}").score for each in rewrites)
-    assert scores == [5, 5, 2, 0, 4] and of_another <= 2
+    scores = {
+        "胶原蛋白肽 服用方法 推荐用量": 5,
+        "胶原蛋白肽 食用建议 每日摄入量": 5,
+        "胶原蛋白肽": 2,
+        "": 0,
+        "胶原蛋白肽 食用建议 食用建议 食用建议": 4,
+    }
+    for text, score in scores.items():
+        assert score_of_rewrite("请问胶原怎么吃", text) == score, text
+    assert score_of_rewrite("请问胶原怎么吃", "虾青素 食用建议 每日摄入量") <= 2
     question = "我有高血压，高血压患者能吃党参吗？"
-    good, bad = (
-        judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽")
-    )
-    assert bad < 2 and good > 4
-    asked = "虾青素有没有副作用\n检索结果：《虾青素 不良反应 耐受性评价》虾青素是一种……"
-    answered = [judge(asked, seed).score for seed in range(400)]
-    assert 0.86 < answered.count(5.0) / 400 < 0.94, "one verdict in ten is wrong"
+    assert score_of_rewrite(question, "高血压 党参") > 4
+    assert score_of_rewrite(question, "感冒 发烧 咳嗽") < 2
+    prompt = "虾青素有没有副作用\n检索结果：《虾青素 不良反应 耐受性评价》虾青素是一种……"
+    scores_of_passage = [judge(prompt, seed).score for seed in range(400)]
+    assert 0.86 < scores_of_passage.count(5.0) / 400 < 0.94, "one verdict in ten is wrong"
+
+
+def score_of_rewrite(question: str, rewritten: str) -> float:
+    return judge(f"{question}\n改写：{rewritten}").score
 
 
 QUESTION = Row(id="1", tenant="t", query="虾青素怎么吃", source="f:1")
 
 
 def panel(*texts: str, seed: int = 7) -> list[float]:
-    return judge_panel(undelimited(panel_messages(QUESTION, texts, Tenant())[-1]["content"]), seed)
+    messages = panel_messages(QUESTION, texts, Tenant())
+    return judge_panel(undelimited(messages[-1]["content"]), seed)
 
 
 def alone(text: str) -> float:
-    return judge(undelimited(judge_messages(QUESTION, text, Tenant())[-1]["content"])).score
+    messages = judge_messages(QUESTION, text, Tenant())
+    return judge(undelimited(messages[-1]["content"])).score
 
 
 def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
+    scores_alone = list(map(alone, TEXTS))
     for seed in range(50):
-        assert panel(*TEXTS, seed=seed) == pytest.approx(
-            [alone(text) for text in TEXTS], abs=teacher.PANEL_BIAS
-        )
+        scores = panel(*TEXTS, seed=seed)
+        assert scores == pytest.approx(scores_alone, abs=teacher.PANEL_BIAS)
     assert panel(TEXTS[1]) == [alone(TEXTS[1])]

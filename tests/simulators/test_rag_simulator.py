@@ -33,10 +33,16 @@ def test_a_title_finds_its_document(retriever: Retriever):
 
 
 def test_all_that_is_recalled_equally_well_is_reranked():
-    others = [Document(f"{number}", "甲乙丙丁", "虾青素 作用") for number in range(60)]
     for place in (0, 25, 59):
-        titled = [*others[:place], Document("titled", "虾青素 作用", "甲乙丙丁"), *others[place:]]
-        assert Retriever(titled).search("虾青素 作用", 1)[0].document.id == "titled"
+        knowledge_base = [Document(f"{n}", "甲乙丙丁", "虾青素 作用") for n in range(60)]
+        knowledge_base.insert(place, Document("titled", "虾青素 作用", "甲乙丙丁"))
+        hits = Retriever(knowledge_base).search("虾青素 作用", 1)
+        assert hits[0].document.id == "titled", place
+
+
+def ids_of(client: TestClient, body: dict[str, object]) -> tuple[str | None, ...]:
+    """The documents that our own client reads in the answer to a request."""
+    return read_answer(Rag(), client.post("/retrieve", json=body).content, "x").ids
 
 
 def test_rewritten_query_is_honoured(client: TestClient):
@@ -47,27 +53,18 @@ def test_rewritten_query_is_honoured(client: TestClient):
         "top_k": 3,
         "score_threshold": 0,
     }
-    plain = read_answer(Rag(), client.post("/retrieve", json=body).content, "x")
-    rewritten = read_answer(
-        Rag(),
-        client.post("/retrieve", json={**body, "rewritten_query": "阿胶 适用人群"}).content,
-        "x",
-    )
-    assert plain.ids[0] == "虾青素-who"
-    assert rewritten.ids[0] == "阿胶-who"
-    assert len(plain.ids) == 3
-    above = read_answer(
-        Rag(), client.post("/retrieve", json={**body, "score_threshold": 0.9}).content, "x"
-    )
-    assert above.ids == ("虾青素-who",)
+    ids = ids_of(client, body)
+    assert ids[0] == "虾青素-who"
+    assert len(ids) == 3
+    assert ids_of(client, body | {"rewritten_query": "阿胶 适用人群"})[0] == "阿胶-who"
+    assert ids_of(client, body | {"score_threshold": 0.9}) == ("虾青素-who",)
     assert client.post("/retrieve", json={"query": "x", "top_k": 0}).status_code == 422
     assert client.get("/health").json() == {"status": "ok", "documents": 528}
 
 
 def test_a_line_of_the_knowledge_base_may_hold_what_ends_lines_elsewhere(tmp_path: Path):
-    (path := tmp_path / "kb.jsonl").write_text(
-        '\ufeff{"id": "1", "title": "a", "content": "b\u2028c"}\n', encoding="utf-8"
-    )
+    path = tmp_path / "kb.jsonl"
+    path.write_text('\ufeff{"id": "1", "title": "a", "content": "b\u2028c"}\n', encoding="utf-8")
     assert [document.content for document in load_documents(path)] == ["b\u2028c"]
 
 

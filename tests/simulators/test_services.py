@@ -22,23 +22,21 @@ def test_start_serve_and_stop(
     monkeypatch.setenv("RAG_KEY", "s3cret")
     settings = profile_of(**SIMULATED, embedded=FEW, rag={"api_key_env": "RAG_KEY"})
     knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
-    others = set(
-        psutil.Process().children()
-    )  # a server that another test's module shares may be among them
+    # Among them may be a server that another test's module shares.
+    earlier_children = set(psutil.Process().children())
     with (
         embedded_services(settings, knowledge_base) as services,
         httpx2.Client(trust_env=False, timeout=120) as client,
     ):
-        assert (
-            not set(psutil.Process().children()) - others
-        )  # a run that reuses every stage asks for no address
+        # A run that reuses every stage asks for no address.
+        assert set(psutil.Process().children()) - earlier_children == set()
         addresses = services()
-        children = set(psutil.Process().children()) - others
+        children = set(psutil.Process().children()) - earlier_children
         assert [child.environ()["RAG_KEY"] for child in children] == [""] * 2
         assert addresses.teacher_url == addresses.judge_url
         assert addresses.teacher_url.endswith("/v1")
         assert client.get(f"{addresses.teacher_url}/models").status_code == 200
-        found = client.post(addresses.rag_url, json={"query": "虾青素 适用人群"}).json()
-        assert found["data"]["recall"][0]["id"] == "虾青素-who"
+        answer = client.post(addresses.rag_url, json={"query": "虾青素 适用人群"}).json()
+        assert answer["data"]["recall"][0]["id"] == "虾青素-who"
     assert children
-    assert not any(child.is_running() for child in children)
+    assert [child for child in children if child.is_running()] == []

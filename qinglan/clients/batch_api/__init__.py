@@ -14,30 +14,32 @@ from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
-from qinglan.clients.batch_api.jobs import BatchJobs, BatchProgress, BatchStore
+from qinglan.clients.batch_api.jobs import BatchJobs, BatchProgress
 from qinglan.clients.batch_api.service import BatchService, request_line
-from qinglan.clients.chat import Account, Request, cost_usd, most_usd
+from qinglan.clients.batch_api.store import BatchStore
+from qinglan.clients.completions import Account, Request, cost_usd, most_usd
 from qinglan.config import BatchApi, Price
 from qinglan.ledger import Ledger
 
 _ROUNDS = 2
 """Under a budget the first round's real tokens show how much more can be afforded."""
 _MAX_BYTES = 190_000_000
-"""Of one input file; OpenAI takes 200 MB."""
+"""Size of one input file; OpenAI takes 200 MB."""
 _KNOWN_FROM_CALLS = 50
+"""Calls from which mean tokens are trusted."""
 _MARGIN = 1.1
 
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of the requests."""
+    """The requests that got an answer, and those that did not."""
 
     answered: int
     missing: tuple[str, ...]
     """Hashes without an answer, in the order given: to be asked one by one."""
     reasons: dict[str, int]
-    """Why requests of batches came back without an answer, and how many; `over_budget` were never
-    sent."""
+    """Number of requests of batches that came back without an answer, by reason; `over_budget` were
+    never sent."""
 
 
 async def distill_by_batch(
@@ -69,35 +71,45 @@ async def distill_by_batch(
     jobs = BatchJobs(service, store, settings, on_progress)
     unaffordable: list[Request] = []
 
-    def plan(under_way: Set[str], usd: float | None) -> tuple[list[list[Request]], list[Request]]:
-        """What to send, a batch per portion, and what there is no money for.
+    def plan(
+        hashes_under_way: Set[str], usd: float | None
+    ) -> tuple[list[list[Request]], list[Request]]:
+        """The requests to send, a batch per portion, and those that there is no money for.
 
-        That is what has no answer, is in no batch and was not tried before; the first ones where
-        not all can be afforded.
+        To be sent is what has no answer, is in no batch and was not tried before; the first ones
+        where not all can be afforded.
         """
-        settled = ledger.get_many(unique.keys()).keys() | under_way | jobs.tried
-        left = [request for each, request in unique.items() if each not in settled]
-        count = len(left)
+        settled = ledger.get_many(unique.keys()).keys() | hashes_under_way | jobs.tried
+        open_requests = [request for key, request in unique.items() if key not in settled]
+        count = len(open_requests)
         if usd is not None:
-            known = ledger.mean_tokens(account.model, account.role)
-            owed = (request for each, request in unique.items() if each in under_way)
-            free_usd = usd - sum(batch_costs_usd(owed, account.price, known))
-            costs_usd = itertools.accumulate(batch_costs_usd(left, account.price, known))
-            count = sum(total_usd <= free_usd for total_usd in costs_usd)
-        return list(chunks(left[:count], settings.max_requests)), left[count:]
+            mean_tokens = ledger.mean_tokens(account.model, account.role)
+            under_way = [request for key, request in unique.items() if key in hashes_under_way]
+            owed_usd = sum(batch_costs_usd(under_way, account.price, mean_tokens))
+            costs_usd = batch_costs_usd(open_requests, account.price, mean_tokens)
+            count = _affordable_count(costs_usd, usd - owed_usd)
+        portions = list(chunks(open_requests[:count], settings.max_requests))
+        return portions, open_requests[count:]
 
     async with store.hold_locks():
         for _ in range(_ROUNDS):
             adopted = await jobs.adopt()
-            under_way = {each for job in adopted for each in job.request_hashes}
+            under_way = {request_hash for job in adopted for request_hash in job.request_hashes}
             portions, unaffordable = await asyncio.to_thread(plan, under_way, affordable_usd())
             await jobs.run(adopted, unique.keys(), portions)
             if not unaffordable:
                 break
-    found = await asyncio.to_thread(ledger.get_many, unique.keys())
-    missing = tuple(each for each in unique if each not in found)
-    over_budget = sum(request.request_hash not in found for request in unaffordable)
-    return BatchOutcome(len(found), missing, dict(store.reasons + Counter(over_budget=over_budget)))
+    answers = await asyncio.to_thread(ledger.get_many, unique.keys())
+    missing_hashes = tuple(key for key in unique if key not in answers)
+    over_budget = sum(request.request_hash not in answers for request in unaffordable)
+    reasons = store.reasons + Counter(over_budget=over_budget)
+    return BatchOutcome(len(answers), missing_hashes, dict(reasons))
+
+
+def _affordable_count(costs_usd: Iterable[float], free_usd: float) -> int:
+    """Number of requests, of the first ones, that cost no more than this together."""
+    totals_usd = itertools.accumulate(costs_usd)
+    return sum(total_usd <= free_usd for total_usd in totals_usd)
 
 
 def chunks(
@@ -110,7 +122,8 @@ def chunks(
         length = len(request_line(request))
         if chunk and (len(chunk) == max_requests or size + length > max_bytes):
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
         chunk.append(request)
         size += length
     if chunk:
@@ -120,13 +133,19 @@ def chunks(
 def batch_costs_usd(
     requests: Iterable[Request], price: Price, mean_tokens: tuple[float, float, int] | None
 ) -> Iterator[float]:
-    """What each request will cost at the batch API's price, by the mean tokens of prompt and
+    """The cost of each request at the batch API's price, by the mean tokens of prompt and
     completion.
 
     Where those are known from few calls, the cost is that of the longest answer that the request
     allows.
+
+    Args:
+        mean_tokens: of prompts, of completions, and the number of calls that they are known from.
     """
-    if mean_tokens and mean_tokens[2] >= _KNOWN_FROM_CALLS:
-        mean_usd = _MARGIN * price.batch_factor * cost_usd(price, mean_tokens[0], mean_tokens[1])
-        return (mean_usd for _ in requests)
+    if mean_tokens:
+        prompt_tokens, completion_tokens, calls = mean_tokens
+        if calls >= _KNOWN_FROM_CALLS:
+            full_usd = cost_usd(price, prompt_tokens, completion_tokens)
+            mean_usd = _MARGIN * price.batch_factor * full_usd
+            return (mean_usd for _ in requests)
     return (price.batch_factor * most_usd(request, price) for request in requests)

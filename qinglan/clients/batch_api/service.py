@@ -20,8 +20,9 @@ import openai
 from openai import AsyncOpenAI
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
-from qinglan.clients.chat import NOT_SENT, Completion, Request, account_is_empty
+from qinglan.clients.completions import Completion, Request
 from qinglan.clients.limits import MOST_BODY_BYTES, BodyTooLargeError, retry_after_s
+from qinglan.clients.service_errors import NOT_SENT, account_is_empty
 from qinglan.errors import ConfigError, TeacherError
 
 _ENDPOINT: Final = "/v1/chat/completions"
@@ -29,7 +30,7 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 _METADATA_KEY = "qinglan"
 _FILE_TIMEOUT_S = 600.0
 _READ_WITHIN_S = 7200.0
-"""All of a result file: time for 700 MB on a line of 100 kB a second."""
+"""Limit for all of a result file: time for 700 MB on a line of 100 kB a second."""
 _CLOCK_SKEW_S = 3600.0
 _SPOOL_BYTES = 8_000_000
 _PAGE = 100
@@ -42,6 +43,8 @@ class _Problem(BaseModel):
 
 
 class BatchState(BaseModel):
+    """A batch as its service describes it."""
+
     id: str
     status: str
     input_file_id: str = ""
@@ -55,14 +58,21 @@ class BatchState(BaseModel):
 
     @property
     def counts(self) -> tuple[int, int]:
+        """Completed and failed requests."""
         return self.completed or 0, self.failed or 0
+
+    @property
+    def result_file_ids(self) -> list[str]:
+        return [file_id for file_id in (self.output_file_id, self.error_file_id) if file_id]
 
     @property
     def missing_reason(self) -> str:
         """The reason of requests that no file of an ended batch mentions."""
         if self.status == "completed":
             return "batch_no_answer"
-        return _reason(self.problem) if self.status == "failed" else f"batch_{self.status}"
+        if self.status == "failed":
+            return _reason(self.problem)
+        return f"batch_{self.status}"
 
 
 class _Page(BaseModel):
@@ -83,7 +93,7 @@ class Result:
     completion: Completion | None
     reason: str
     billed: bytes | None = None
-    """What an HTTP 200 says; None where nothing was paid for."""
+    """The body of an HTTP 200; None where nothing was paid for."""
 
 
 class _Response(BaseModel):
@@ -102,11 +112,13 @@ class BatchService:
     any other failure."""
 
     def __init__(self, client: AsyncOpenAI, role: str, *, retries: int) -> None:
+        self._role = role
+        self.retries = retries
         self._asking = client.with_options(max_retries=retries)
-        self._files = client.with_options(max_retries=retries, timeout=_FILE_TIMEOUT_S).files
-        self._paying = client.with_options(max_retries=0).batches.with_raw_response
         self._batches = self._asking.batches.with_raw_response
-        self._role, self.retries = role, retries
+        self._files = client.with_options(max_retries=retries, timeout=_FILE_TIMEOUT_S).files
+        # What spends money is never repeated by the package itself.
+        self._paying = client.with_options(max_retries=0).batches.with_raw_response
 
     async def upload(self, requests: Iterable[Request]) -> str:
         """The input file's id; nothing is paid for yet. ConfigError also where the service has no
@@ -116,7 +128,8 @@ class BatchService:
             file.seek(0)
             upload = ("requests.jsonl", file, "application/jsonl")
             sending = self._files.with_raw_response.create(file=upload, purpose="batch")
-            return (await self._ask(sending, _StoredFile, "/files")).id
+            stored = await self._ask(sending, _StoredFile, "/files")
+        return stored.id
 
     async def create(self, digest: str, input_file_id: str) -> str:
         """The id of a new batch; after a `transient` error without `retry_after_s` there may be one
@@ -127,7 +140,8 @@ class BatchService:
             completion_window="24h",
             metadata={_METADATA_KEY: digest},
         )
-        return (await self._ask(sending, BatchState, "/batches")).id
+        batch = await self._ask(sending, BatchState, "/batches")
+        return batch.id
 
     async def find(self, digest: str, since_s: float) -> BatchState | None:
         """The batch that carries this digest, if there is one that was created since then."""
@@ -137,14 +151,12 @@ class BatchService:
             for batch in page.data:
                 if (batch.metadata or {}).get(_METADATA_KEY) == digest:
                     return batch
-            last = page.data[-1] if page.data else None
-            if (
-                not page.has_more
-                or last is None
-                or (last.created_at or since_s) < since_s - _CLOCK_SKEW_S
-            ):
+            if not page.has_more or not page.data:
                 return None
-            after = {"after": last.id}
+            oldest = page.data[-1]
+            if (oldest.created_at or since_s) < since_s - _CLOCK_SKEW_S:
+                return None
+            after = {"after": oldest.id}
 
     async def state(self, batch_id: str) -> BatchState | None:
         """None if the service doesn't know the batch (any more)."""
@@ -164,15 +176,16 @@ class BatchService:
         try:
             async with self._files.with_streaming_response.content(file_id) as response:
                 async for line in _lines(response.iter_bytes()):
-                    if result := parse_result(line):
+                    result = parse_result(line)
+                    if result:
                         yield result
         except openai.APIError as error:
             raise self._failure(error) from error
-        except httpx2.HTTPError as error:  # openai wraps only what happens before the body
+        except httpx2.HTTPError as error:
+            # openai wraps only what happens before the body.
             message = f"{self._role}: a batch's answers broke off: {error}"
-            raise TeacherError(
-                message, "batch_lost", transient=not isinstance(error, BodyTooLargeError)
-            ) from error
+            is_transient = not isinstance(error, BodyTooLargeError)
+            raise TeacherError(message, "batch_lost", transient=is_transient) from error
 
     async def delete_file(self, file_id: str) -> None:
         """Leave no users' questions behind at the service; that it fails does no harm here."""
@@ -204,32 +217,37 @@ class BatchService:
         if path and status in (404, 405, 501):
             problem = f"{self._asking.base_url} has no batch API ({path} answers {status})"
             return ConfigError(f"{self._role}: {problem}; set distill.mode=live")
-        final = (
-            status is not None
-            and (400 <= status < 500 or status == 501)
-            and status not in (408, 409, 429)
-        )
-        said = " ".join(str(error.message).split())[:200]
-        reason = f"http_{status}" if status else "teacher_unavailable"
         after_s = 0.0 if isinstance(error.__cause__, NOT_SENT) else None
         if isinstance(error, openai.RateLimitError):
             after_s = retry_after_s(error.response.headers)
+        said = " ".join(str(error.message).split())[:200]
         return TeacherError(
-            f"{self._role}: batch API: {said}", reason, transient=not final, retry_after_s=after_s
+            f"{self._role}: batch API: {said}",
+            f"http_{status}" if status else "teacher_unavailable",
+            transient=not _is_final(status),
+            retry_after_s=after_s,
         )
 
 
+def _is_final(status: int | None) -> bool:
+    """The same request would be refused again."""
+    if status is None or status in (408, 409, 429):
+        return False
+    return 400 <= status < 500 or status == 501
+
+
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest, end_s = b"", time.monotonic() + _READ_WITHIN_S
-    async for (
-        block
-    ) in blocks:  # not httpx2's lines: those end at characters that JSON may hold, such as U+2028
-        *whole, rest = (rest + block).split(b"\n")
-        for line in whole:
+    # Not httpx2's lines: those end at characters that JSON may hold, such as U+2028.
+    rest = b""
+    end_s = time.monotonic() + _READ_WITHIN_S
+    async for block in blocks:
+        *whole_lines, rest = (rest + block).split(b"\n")
+        for line in whole_lines:
             yield line
         if len(rest) > MOST_BODY_BYTES:
             raise BodyTooLargeError(f"a line has more than {MOST_BODY_BYTES:,} bytes")
-        if time.monotonic() > end_s:  # httpx2 limits each wait alone
+        # httpx2 limits each wait alone.
+        if time.monotonic() > end_s:
             raise httpx2.ReadTimeout(f"not whole after {_READ_WITHIN_S:.0f} s")
     yield rest
 
@@ -245,20 +263,23 @@ def request_line(request: Request) -> bytes:
 
 
 def parse_result(line: bytes) -> Result | None:
-    """None for a line that names no request."""
+    """Read a line of an output or error file; None for one that names no request."""
     try:
-        found = _ResultLine.model_validate_json(line)
+        parsed = _ResultLine.model_validate_json(line)
     except ValidationError:
         return None
-    if found.error is not None or found.response is None:
-        return Result(found.custom_id, None, _reason(found.error.code if found.error else None))
-    if found.response.status_code != 200:
-        return Result(found.custom_id, None, f"http_{found.response.status_code}")
-    billed = json.dumps(found.response.body).encode()
+    if parsed.error is not None:
+        return Result(parsed.custom_id, None, _reason(parsed.error.code))
+    if parsed.response is None:
+        return Result(parsed.custom_id, None, _reason(None))
+    if parsed.response.status_code != 200:
+        return Result(parsed.custom_id, None, f"http_{parsed.response.status_code}")
+    billed = json.dumps(parsed.response.body).encode()
     try:
-        return Result(found.custom_id, Completion.model_validate(found.response.body), "", billed)
+        completion = Completion.model_validate(parsed.response.body)
     except ValidationError:
-        return Result(found.custom_id, None, "teacher_bad_response", billed)
+        return Result(parsed.custom_id, None, "teacher_bad_response", billed)
+    return Result(parsed.custom_id, completion, "", billed)
 
 
 def _reason(code: str | None) -> str:

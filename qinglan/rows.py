@@ -31,12 +31,16 @@ HINTS = {
     "empty_input": "fill in every column that the recipe needs, or delete the row",
     "not_text": "write it as text; numbers, dates, errors and lists are not questions",
     "query_too_long": "shorten the question, or allow it with --set data.max_query_chars=N",
-    "context_too_long": "shorten its profile, history or inputs, or allow them with --set data.max_context_chars=N",
+    "context_too_long": (
+        "shorten its profile, history or inputs, or allow them with --set data.max_context_chars=N"
+    ),
     "dialogue_too_long": "shorten the dialogue, or allow it with --set data.max_dialogue_chars=N",
     "duplicate": "delete one of the two",
     "formula_cell": "paste the formula's result as a value",
     "merged_cell": "unmerge the cells and give every row its own value",
-    "extra_cells": "the line has more cells than the header; put text that contains commas in double quotes",
+    "extra_cells": (
+        "the line has more cells than the header; put text that contains commas in double quotes"
+    ),
     "bad_split": "write train, dev or test, or leave the cell empty",
     LEFT_FOR_LATER: "a later run takes it; to take more at once, raise data.max_new_rows",
     "forgotten": "`qinglan forget` removed it; delete it at its source too",
@@ -59,15 +63,16 @@ def normalise(text: str) -> str:
     the text has no letter or digit.
     """
     lowered = unicodedata.normalize("NFKC", text).lower()
-    kept = _PUNCTUATION.sub(_meaningful_mark, lowered)
-    has_letter_or_digit = any(map(str.isalnum, kept))
-    return kept if has_letter_or_digit else ""
+    text_without_punctuation = _PUNCTUATION.sub(_meaningful_mark, lowered)
+    has_letter_or_digit = any(map(str.isalnum, text_without_punctuation))
+    return text_without_punctuation if has_letter_or_digit else ""
 
 
 def _meaningful_mark(match: re.Match[str]) -> str:
     """The matched sign where it is part of a word, otherwise an empty text."""
     sign = match[0]
-    # Vowels of Hindi and tones of Thai are marks; a variant of an emoji is one too, but means nothing.
+    # Vowels of Hindi and tones of Thai are marks; a variant of an emoji is one too, but means
+    # nothing.
     is_combining = unicodedata.category(sign) in ("Mn", "Mc")
     if is_combining and "VARIATION SELECTOR" not in unicodedata.name(sign):
         return sign
@@ -122,7 +127,7 @@ class BottomK(Generic[Item]):
         self._size = size
         self._seed = seed
         self._heap: list[tuple[float, int, Item]] = []
-        # Entries of equal priority are told apart by their number, so that items are never compared.
+        # Entries of equal priority are told apart by their number: items are never compared.
         self._entry_numbers = count()
 
     def wants(self, key: str) -> bool:
@@ -344,9 +349,9 @@ def groups_of(rows: Sequence[Row]) -> dict[str, str]:
 
     for row in rows:
         units = documents_of(row.gold_id) or [row.unit]
-        lowest, *others = sorted({group_of(unit) for unit in units})
-        for other in others:
-            parents[other] = lowest
+        lowest_group, *joined_groups = sorted({group_of(unit) for unit in units})
+        for joined_group in joined_groups:
+            parents[joined_group] = lowest_group
     return {row.id: group_of(row.unit) for row in rows}
 
 
@@ -380,7 +385,7 @@ class ArmRow(BaseModel, frozen=True, hide_input_in_errors=True):
 
     @property
     def measured(self) -> bool:
-        """Whether the text was retrieved with or graded by rule; only then it has metric values."""
+        """True where the text was retrieved with or graded by rule: it has metric values then."""
         return self.retrieved is not None or self.parts is not None
 
     def with_retrieved(self, retrieved: Retrieved | None) -> Self:

@@ -1,7 +1,7 @@
-"""What an attempt at a stage leaves in the stage's folder, and whether the next one goes on with it.
+"""The files by which an attempt at a stage lets the next one go on with its work.
 
-`started.json` says what the files of the folder were made of, and by which code. A killed attempt is
-continued where both are unchanged, or where the user wants it all the same.
+`started.json` says what the files of the folder were made of, and by which code. A killed attempt
+is continued where both are unchanged, or where the user wants it all the same.
 """
 
 import sys

@@ -124,8 +124,8 @@ async def ask_by_batch(stage: Stage, services: Services, ingested: StageResult) 
         finally:
             await client.close()
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in outcome.reasons.items())
-    missing = f"{len(outcome.missing):,} to ask row by row {reasons}".rstrip()
-    stage.say(f"{outcome.answered:,} answers in the ledger, {missing}")
+    to_ask = f"{len(outcome.missing):,} to ask row by row {reasons}".rstrip()
+    stage.say(f"{outcome.answered:,} answers in the ledger, {to_ask}")
 
 
 def require_no_open_batches(stage: Stage, ingested: StageResult) -> None:

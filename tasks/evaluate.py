@@ -70,7 +70,7 @@ class Model(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What the students wrote, by student."""
+    """The students' texts, by student."""
 
     arms: dict[ArmName, list[ArmRow]]
     red_team: dict[ArmName, dict[str, str]]
@@ -80,7 +80,7 @@ class Answers(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the teachers answered, by teacher, and the calls that it took."""
+    """The teachers' answers, by teacher, and the calls that they took."""
 
     arms: dict[ArmName, list[ArmRow]]
     red_team: dict[ArmName, list[ArmRow]]
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What the arms are worth, the red team's results, and the calls that both took."""
+    """The arms' grades, the red team's results, and the calls that both took."""
 
     measured: Measured
     red_team: dict[ArmName, list[RedTeamResult]]
@@ -114,13 +114,13 @@ def evaluate_arms(
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
-        asked = _ask_teachers(stage, rivals, rows, cases)
-        teacher_arms = _teacher_arms(stage, rows, asked, compared)
+        teachers = _ask_teachers(stage, rivals, rows, cases)
+        teacher_arms = _teacher_arms(stage, rows, teachers, compared)
         answers = _generate(stage, rows, cases, students)
         arms = {**teacher_arms, **answers.arms}
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         red_team_texts: dict[ArmName, Mapping[str, str | Reason]] = {**answers.red_team}
-        for name, arm in asked.red_team.items():
+        for name, arm in teachers.red_team.items():
             red_team_texts[name] = texts_of_teacher(arm)
         graded = Graded(*_complete(stage, services, arms, rows, cases, red_team_texts))
         evaluation = _evaluation(stage, dataset, rows, graded, answers, identities, loads)
@@ -129,8 +129,8 @@ def evaluate_arms(
             rows_out=len(rows),
             artifacts=_write(stage, graded.measured, evaluation),
             metrics=metrics_of(evaluation),
-            details={"api": _added(graded.calls, asked.calls), "models": identities},
-            try_again=_count_retryable(graded, asked),
+            details={"api": _added(graded.calls, teachers.calls), "models": identities},
+            try_again=_count_retryable(graded, teachers),
         )
 
     depends_on: dict[str, Any] = {
@@ -161,7 +161,7 @@ def _answer_settings(teacher: ComparedTeacher) -> dict[str, Any]:
 
 
 def _loads(profile: Profile, students: Mapping[ArmName, Model]) -> dict[ArmName, Reason]:
-    """What else each model had to do while its latency was measured."""
+    """The load under which each model's latency was measured."""
     teachers = {"teacher": profile.teacher}
     for name in profile.evaluate.teachers:
         teachers[name] = profile.compare.teachers[name]
@@ -246,7 +246,7 @@ async def _ask_teachers(
     """
     profile = stage.run.profile
     recipe = get_recipe(profile.recipe)
-    asked = Asked({}, {}, {})
+    answers = Asked({}, {}, {})
     calls: Calls = {}
     for rival in rivals:
         questions = list(rows) if rival.arm in profile.evaluate.teachers else []
@@ -262,16 +262,16 @@ async def _ask_teachers(
             again = partial(ask_again, f"ask {rival.arm}", retries=profile.evaluate.retries)
             if questions:
                 share = profile.evaluate.max_failed_share
-                asked.arms[rival.arm] = await again(
+                answers.arms[rival.arm] = await again(
                     partial(ask, questions, max_failed_share=share), clients
                 )
             if case_rows:
                 # They are few: a failed call leaves its case out.
-                asked.red_team[rival.arm] = await again(
+                answers.red_team[rival.arm] = await again(
                     partial(ask, case_rows, max_failed_share=1.0), clients
                 )
             calls = _added(calls, clients.call_counts())
-    return asked._replace(calls=calls)
+    return answers._replace(calls=calls)
 
 
 def _compared_cases(cases: Sequence[Case], profile: Profile) -> list[Row]:
@@ -361,7 +361,9 @@ def _parity(stage: Stage, name: ArmName, answers: Sequence[bytes]) -> dict[str, 
             continue
         equal += 1
         token_pairs = zip(merged["logprobs"], unmerged["logprobs"], strict=False)
-        differences.extend(abs(logprob - other) for logprob, other in token_pairs)
+        differences.extend(
+            abs(logprob - unmerged_logprob) for logprob, unmerged_logprob in token_pairs
+        )
     # NaN counts as the largest: max() alone would keep it or lose it by its place.
     difference = max(differences, key=lambda value: (isnan(value), value), default=0.0)
     has_equal_texts = equal >= limits.parity_min_equal * len(unmerged_answers)

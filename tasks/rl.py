@@ -268,7 +268,7 @@ class Chosen(NamedTuple):
 
 
 def _choose(stage: Stage, checkpoints: Path) -> Chosen:
-    """The model by the dev split; the one from before stays where no step of training did better."""
+    """The model by the dev split; the one from before stays where no step did better."""
     checkpoint: Path | None
     if stage.run.profile.rl.choose == "last":
         step, checkpoint = progress.last_checkpoint(checkpoints)

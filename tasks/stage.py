@@ -56,7 +56,7 @@ _PROGRESS_EVERY_S = 5.0
 
 @dataclass
 class Outcome:
-    """What a stage's work found and wrote."""
+    """The findings and files of a stage's work."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -70,7 +70,7 @@ class Outcome:
 
 
 class Stage:
-    """What a stage's work gets: its directory, its MLflow run, and a way to show its progress."""
+    """The surroundings of a stage's work: directory, MLflow run, and ways to show its progress."""
 
     def __init__(
         self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock
@@ -151,7 +151,7 @@ def retried(retries: int) -> dict[str, Any]:
 
 
 async def _is_ledger_unreachable(_task: Any, _run: Any, state: State) -> bool:
-    """Whether the ledger's server may be starting again; any other error would only come again."""
+    """Tell whether the ledger's server may be starting again; another error would come again."""
     error = await state.aresult(raise_on_failure=False)
     return isinstance(error, LedgerError) and error.unreachable
 
@@ -403,7 +403,7 @@ def _warn_of_rows(result: StageResult, run: Run) -> None:
 
 
 def stage_markdown(result: StageResult, run: Run) -> str:
-    """A stage as Prefect shows it: what came in, what came out, why rows were dropped, and files."""
+    """A stage as Prefect shows it: rows in and out, why rows were dropped, figures and files."""
     lines = [f"## {result.stage}", ""]
     if result.run_id != run.id:
         lines += [f"Nothing changed: reused from run `{result.run_id}`.", ""]

@@ -119,7 +119,7 @@ def student_rows(
 
 
 def is_empty(entry: ArmRow) -> bool:
-    """Whether the arm's model answered with nothing."""
+    """Tell whether the arm's model answered with nothing."""
     return entry.text is None and entry.reason == EMPTY_ANSWER
 
 
@@ -128,10 +128,11 @@ def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow
     entries = []
     for entry in arm:
         known_calls = [calls[request] for request in entry.requests if request in calls]
-        if known_calls:
-            call = known_calls[0]
-            entry = entry.with_tokens(call.prompt_tokens, call.completion_tokens)
-        entries.append(entry)
+        if not known_calls:
+            entries.append(entry)
+            continue
+        call = known_calls[0]
+        entries.append(entry.with_tokens(call.prompt_tokens, call.completion_tokens))
     return entries
 
 

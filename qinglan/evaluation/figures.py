@@ -1,7 +1,7 @@
 """The contents of an evaluation, worked out from finished arms.
 
 These are figures, paired comparisons, slices and examples. A recipe declares its metrics
-(`Recipe.grader.metrics`) and computes them (`Recipe.measured_values`), all but `quality`, which is the
+(`Grader.metrics`) and computes them (`Grader.metric_values`), all but `quality`, which is the
 judge's score. A row has no value where nothing was retrieved or graded, where it has no label, or
 no judgement.
 """

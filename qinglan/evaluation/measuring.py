@@ -109,12 +109,13 @@ async def judge_by_panel(
 
     questions = [row for row in rows if row.id in entries_by_row]
     scores_by_row = await for_each_question(questions, judge)
-    reasons = (scores if isinstance(scores, str) else None for scores in scores_by_row.values())
-    unjudged = _count_unjudged(reasons, len(questions), profile)
-    judged_arms = {
-        name: [_with_panel_scores(entry, scores_by_row.get(entry.row_id)) for entry in arm]
-        for name, arm in arms.items()
-    }
+    failures = [scores for scores in scores_by_row.values() if isinstance(scores, str)]
+    unjudged = _count_unjudged(failures, len(questions), profile)
+    judged_arms: dict[ArmName, list[ArmRow]] = {}
+    for name, arm in arms.items():
+        judged_arms[name] = [
+            _with_panel_scores(entry, scores_by_row.get(entry.row_id)) for entry in arm
+        ]
     return Measured(judged_arms, unjudged)
 
 
@@ -139,7 +140,7 @@ def _text_of(arm: ArmName, entry: ArmRow) -> str | None:
 
 
 def _has_text(entry: ArmRow) -> bool:
-    """Whether there is something to grade: nothing is known of an answer whose call failed."""
+    """Tell whether there is something to grade: nothing is known of an answer whose call failed."""
     return entry.text is not None or is_empty(entry)
 
 

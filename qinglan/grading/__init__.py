@@ -1,4 +1,4 @@
-"""What a text is worth: what it retrieves, what a judge says of it, and how it meets rules.
+"""Grading of texts: by what they retrieve, what a judge says of them, and how they meet rules.
 
 A recipe has a grader (`RetrievalGrader` or `RuleGrader`). Validation, the reward in RL, evaluation
 and the red team all call its `grade`; nothing else asks RAG and judge about a text.

@@ -150,8 +150,8 @@ class RetrievalGrader(Grader):
         if not retrieved.first_passage:
             return retrieved, LOWEST_JUDGE_SCORE
         messages = self.relevance_messages(row, retrieved.first_passage, tenant)
-        asked = services.judge.ask(messages, self.parse_relevance, self.relevance_schema)
-        (answer,) = await settle(asked)
+        call = services.judge.ask(messages, self.parse_relevance, self.relevance_schema)
+        (answer,) = await settle(call)
         return retrieved, answer
 
     # Metrics
@@ -226,10 +226,9 @@ class RetrievalGrader(Grader):
             return "rewrite_too_long"
         if retrieved.top1_score < config.min_top1_score:
             return "below_threshold"
-        if config.not_worse_than_original and original is not None:
-            if retrieved.quality < original.quality:
-                return "worse_than_original"
-        return None
+        if not config.not_worse_than_original or original is None:
+            return None
+        return "worse_than_original" if retrieved.quality < original.quality else None
 
     # Reinforcement learning
 
@@ -249,7 +248,7 @@ class RetrievalGrader(Grader):
         return config.judged_share
 
     def needs_relevance(self, config: Reward, row: Row) -> bool:
-        """Where no label says whether the best passage is the right one, the judge is asked."""
+        """The judge is asked where no label says whether the best passage is the right one."""
         is_labelled = config.use_labels and bool(row.gold_id)
         return config.relevance_gate and not is_labelled
 
@@ -268,7 +267,7 @@ class RetrievalGrader(Grader):
         return PrimaryMetric("gold_top1", "gold top-1")
 
     def dev_metric(self, config: Reward, rows: Sequence[Row]) -> str:
-        """The labels' where there are any and they may be used, else the judge's, else the reward."""
+        """The labels' part where they exist and may be used, else the judge's, else the reward."""
         if config.use_labels and any(row.gold_id for row in rows):
             return "gold_top1"
         return "relevant" if config.relevance_gate else "score"

@@ -247,11 +247,10 @@ class RuleGrader(Grader):
     def dev_metric(self, config: Reward, rows: Sequence[Row]) -> str:
         """The first metric, where RL measures it and a dev row can have it, else the reward."""
         part = self.primary_metric.part
-        if part == JUDGE and not (
-            config.judge_share > 0 and self._weights(config).get(JUDGE, 0) > 0
-        ):
-            return "score"
-        return part if any(self.can_have_part(part, row) for row in rows) else "score"
+        is_measured = part != JUDGE or self.judged_share(config) > 0
+        if is_measured and any(self.can_have_part(part, row) for row in rows):
+            return part
+        return "score"
 
     def can_have(self, part: str, row: Row) -> bool:
         return self.can_have_part(part, row)

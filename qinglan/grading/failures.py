@@ -1,4 +1,4 @@
-"""What failed calls, empty texts and missing texts mean, for everything that is graded.
+"""The meaning of failed calls, empty texts and missing texts, for everything that is graded.
 
 - A failed call is not a number. Its error stands in `Grade.failures`, and its part of the grade
   stays None. Validation keeps the reason with the row, RL leaves the sample out, and evaluation

@@ -20,13 +20,13 @@ no rewrite, and does with the question what it always does."""
 
 
 class Retriever(Protocol):
-    """What a grader needs of the RAG's client."""
+    """The part of the RAG's client that a grader needs."""
 
     async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved: ...
 
 
 class Judge(Protocol):
-    """What a grader needs of the judge's client."""
+    """The part of the judge's client that a grader needs."""
 
     async def ask(
         self,
@@ -37,7 +37,7 @@ class Judge(Protocol):
 
 
 class GradingServices(Protocol):
-    """The clients of one stage or of one sample; a recipe that lacks a service never asks for it."""
+    """The clients of a stage or of a sample; a recipe that lacks a service never asks for it."""
 
     @property
     def rag(self) -> Retriever: ...
@@ -48,7 +48,7 @@ class GradingServices(Protocol):
 
 @dataclass(frozen=True)
 class Grade:
-    """What one text is worth; None for what was not asked and for what a failed call left open."""
+    """The worth of one text; None for what was not asked and for what a failed call left open."""
 
     text: str | None
     """The graded text; empty where a model answered with nothing, `QUESTION_ITSELF` for the user's

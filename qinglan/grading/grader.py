@@ -1,4 +1,4 @@
-"""What the stages ask of a recipe's grader, whichever kind of grader it is."""
+"""The interface of graders: everything that the stages ask of one, of whichever kind it is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -66,7 +66,7 @@ class Grader(ABC):
 
     @abstractmethod
     def metric_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
-        """Metrics of an arm's graded text by name, `quality` aside; one without a value is absent."""
+        """Metrics of an arm's graded text, `quality` aside; one without a value is absent."""
 
     @property
     @abstractmethod
@@ -108,7 +108,7 @@ class Grader(ABC):
 
     @abstractmethod
     def may_ask_in_rl(self, row: Row) -> bool:
-        """Whether RL may ask the row's question."""
+        """Tell whether RL may ask the row's question."""
 
     @abstractmethod
     def judged_share(self, config: Reward) -> float:
@@ -116,7 +116,7 @@ class Grader(ABC):
 
     @abstractmethod
     def needs_relevance(self, config: Reward, row: Row) -> bool:
-        """Whether the judge is asked about the best passage of the row's samples."""
+        """Tell whether the judge is asked about the best passage of the row's samples."""
 
     @property
     @abstractmethod
@@ -138,4 +138,4 @@ class Grader(ABC):
 
     @abstractmethod
     def can_have(self, part: str, row: Row) -> bool:
-        """Whether the row's samples can have that part of the score."""
+        """Tell whether the row's samples can have that part of the score."""

@@ -11,11 +11,15 @@ _AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模�
 _REFUSALS = (
     rf"^{_SORRY}(?:[，,。.！!：:]|\s*(?:我|作为|无法|不能|这|该)|$)",
     rf"^我?(?:作为|是)(?:一个|一名|一位|一款|个)?{_AI}(?:[，,。]|\s*我)",
-    r"^(?:很遗憾[，,]?\s*)?我(?:无法|不能|没法|没有办法)(?:[为给帮][您你助]|协助|回答|改写|生成|满足|处理[您你这该])",
-    r"^(?:很遗憾[，,]?\s*)?我?(?:无法|不能)(?:回答|改写|满足|处理|提供)(?:您|你|该|此|这|相关|任何|医疗建议|诊断)",
+    r"^(?:很遗憾[，,]?\s*)?我(?:无法|不能|没法|没有办法)"
+    r"(?:[为给帮][您你助]|协助|回答|改写|生成|满足|处理[您你这该])",
+    r"^(?:很遗憾[，,]?\s*)?我?(?:无法|不能)(?:回答|改写|满足|处理|提供)"
+    r"(?:您|你|该|此|这|相关|任何|医疗建议|诊断)",
     r"^(?:(?:I['’]?m|I am|we['’]?re|we are)\s+(?:\w+\s+)?sorry\b|sorry\s*(?:[,.!]|but\b|I\b|we\b))",
-    r"^(?:unfortunately,?\s+)?(?:I|we)\s*(?:can\s*not|can['’]?t|am unable to|['’]m unable to|won['’]t)\s+"
-    r"(?:help|assist|provide|answer|rewrite|comply|fulfil|process|generate|complete|create|respond|discuss|do)\b",
+    r"^(?:unfortunately,?\s+)?(?:I|we)\s*"
+    r"(?:can\s*not|can['’]?t|am unable to|['’]m unable to|won['’]t)\s+"
+    r"(?:help|assist|provide|answer|rewrite|comply|fulfil|process|generate|complete|create|respond"
+    r"|discuss|do)\b",
     r"^as an? (?:AI|large language model|language model)\b",
 )
 """A refusal in words. The patterns are anchored and hold the object, as 抱歉 and "I cannot" also
@@ -43,12 +47,12 @@ _LEFTOVER = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), _
 
 
 def is_refusal(text: str) -> bool:
-    """Whether the text is a refusal in words."""
+    """Tell whether the text is a refusal in words."""
     return bool(_REFUSAL.search(text))
 
 
 def is_leftover(text: str, more_patterns: Iterable[str] = ()) -> bool:
-    """Whether the text is what is left of an answer around a rewrite.
+    """Tell whether the text is what is left of an answer around a rewrite.
 
     It is judged by the built-in patterns and by `more_patterns`.
     """
@@ -58,5 +62,5 @@ def is_leftover(text: str, more_patterns: Iterable[str] = ()) -> bool:
 
 
 def is_boilerplate(text: str) -> bool:
-    """Whether the text is no rewrite, by the built-in patterns for refusals and leftovers."""
+    """Tell whether the text is no rewrite, by the built-in patterns for refusals and leftovers."""
     return is_refusal(text) or is_leftover(text)

@@ -1,4 +1,4 @@
-"""What validation found, counted row by row in memory that does not grow with the rows."""
+"""Counts of what validation found, row by row, in memory that does not grow with the rows."""
 
 import math
 from collections import Counter, defaultdict
@@ -61,7 +61,7 @@ class RetrievalStatistics:
         self._sums: dict[str, float] = defaultdict(float)
         self._labelled_sums: dict[str, float] = defaultdict(float)
         self._sum_of_squared_gains = 0.0
-        # One gold id that a row names, and one id that the service sent, for the message of check().
+        # A gold id that a row names, and an id that the service sent, for the message of check().
         self._gold_id: str | None = None
         self._retrieved_id: str | None = None
         self._original_scores = Histogram(0, 1, 100)
@@ -236,7 +236,7 @@ def _first_id(*answers: Retrieved) -> str | None:
 
 
 def _are_alike(original: Retrieved, rewrite: Retrieved) -> bool:
-    """Whether two answers have the same passages with the same scores."""
+    """Tell whether two answers have the same passages with the same scores."""
     if original.ids != rewrite.ids or original.titles != rewrite.titles:
         return False
     if len(original.scores) != len(rewrite.scores):

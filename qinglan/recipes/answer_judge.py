@@ -183,12 +183,12 @@ def grade_by_rules(row: Row, text: str) -> dict[str, float]:
     An unreadable verdict is a wrong one; the form counts by itself, so a readable one may lack it.
     """
     verdict = verdict_in(text)
-    wanted = wanted_verdict(row)
+    right_verdict = wanted_verdict(row)
     parts = {"format": float(is_well_formed(text))}
-    if wanted.main:
-        parts["main"] = float(verdict is not None and verdict.main == wanted.main)
-    if wanted.flaw:
-        parts["secondary"] = float(verdict is not None and verdict.flaw == wanted.flaw)
+    if right_verdict.main:
+        parts["main"] = float(verdict is not None and verdict.main == right_verdict.main)
+    if right_verdict.flaw:
+        parts["secondary"] = float(verdict is not None and verdict.flaw == right_verdict.flaw)
     return parts
 
 
@@ -398,7 +398,7 @@ def _robustness(verdicts: Verdicts, rows: Sequence[Row], groups: Mapping[str, st
 
 
 def _certainty(verdicts: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -> Finding:
-    """How often the judge gives all forms of an answer the same verdict, and is then right.
+    """The share of answers of whose forms the judge gives one verdict, and how often it is right.
 
     A greedy verdict comes without a probability, so that agreement stands in for certainty.
     """
@@ -441,9 +441,9 @@ def _right(main_verdicts: Mapping[str, str], rows: Sequence[Row]) -> dict[str, f
     """1 for each row whose verdict is the wanted one, else 0; rows without either are absent."""
     right: dict[str, float] = {}
     for row in rows:
-        wanted = wanted_verdict(row).main
-        if row.id in main_verdicts and wanted:
-            right[row.id] = float(main_verdicts[row.id] == wanted)
+        right_verdict = wanted_verdict(row).main
+        if row.id in main_verdicts and right_verdict:
+            right[row.id] = float(main_verdicts[row.id] == right_verdict)
     return right
 
 

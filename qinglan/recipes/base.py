@@ -53,7 +53,7 @@ class Recipe(ABC):
         return None
 
     def distill_messages(self, row: Row, tenant: Tenant) -> Mapping["ChatRole", list[Message]]:
-        """What `distill` asks about a row, by role, as far as it is known beforehand.
+        """The prompts of `distill` about a row, by role, as far as they are known beforehand.
 
         The estimate and the batch API need it. Override it together with `distill`.
         """

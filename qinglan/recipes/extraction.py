@@ -86,7 +86,7 @@ def _read_value(answer: str, name: str, dialogue: str, max_chars: int, min_suppo
 
 
 def _is_supported(value: str, dialogue: str, min_support: float) -> bool:
-    """Whether the dialogue has every number of the value, and enough characters of each clause."""
+    """Tell whether the dialogue has all numbers of the value, and enough of each clause."""
     if not _numbers(value) <= _numbers(dialogue):
         return False
     dialogue_characters = set(normalise(dialogue))

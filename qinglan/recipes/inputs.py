@@ -23,7 +23,7 @@ class Input:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the student can't be asked without it."""
+        """True where the student can't be asked without it."""
         return self.identifies and (self.required or self.distilled)
 
 

@@ -102,11 +102,11 @@ class Rules(_RulesSection):
     def kinds(self, question: str) -> dict[str, Kind]:
         """The dangerous kinds that a question is of, by their triggers."""
         plain_question = _plain(question)
-        return {
-            name: kind
-            for name, kind in self.high_risk.items()
-            if any(_pattern(trigger).search(plain_question) for trigger in kind.triggers)
-        }
+        kinds: dict[str, Kind] = {}
+        for name, kind in self.high_risk.items():
+            if any(_pattern(trigger).search(plain_question) for trigger in kind.triggers):
+                kinds[name] = kind
+        return kinds
 
     def missing(self, question: str, text: str) -> list[str]:
         """The statements that an answer to this question must hold and doesn't."""
@@ -149,7 +149,7 @@ class Rules(_RulesSection):
         return parts
 
     def _raises_false_alarm(self, kinds: dict[str, Kind], plain_text: str) -> bool:
-        """Whether the text calls for help although nobody is in danger."""
+        """Tell whether the text calls for help although nobody is in danger."""
         is_in_danger = any(kind.alarm for kind in kinds.values())
         if is_in_danger:
             return False
@@ -171,7 +171,7 @@ class Rules(_RulesSection):
         return max(0.0, min(1.0, 2 - chars / self.length.max))
 
     def _holds_any(self, phrases: Sequence[str], plain_text: str) -> bool:
-        """Whether the text holds one of the phrases, with no negation before it."""
+        """Tell whether the text holds one of the phrases, with no negation before it."""
         negation = _negation_at_the_end(self.negations, self.between)
         spans: list[tuple[int, int]] = []
         for phrase in phrases:

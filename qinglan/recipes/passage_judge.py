@@ -27,7 +27,7 @@ STUDENT_SYSTEM = (
 
 
 def grade_by_rules(row: Row, text: str) -> dict[str, float]:
-    """Whether the text's verdict is that of the row's answer."""
+    """1 where the text's verdict is that of the row's answer, else 0."""
     if not row.target:
         return {}
     return {"main": float(text_after_terms(text) == text_after_terms(row.target))}

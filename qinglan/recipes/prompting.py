@@ -62,7 +62,7 @@ def in_context(label: str, question: str, *context: tuple[str, str]) -> str:
 
 
 def without_markers(text: str) -> str:
-    """The text with a space inside each marker, so that no tokenizer takes it for a special token."""
+    """The text with a space inside each marker: no tokenizer takes it for a special token."""
     return _MARKERS.sub(r"\g<0> ", text)
 
 
@@ -83,7 +83,7 @@ def delimited(question: str, *fields: tuple[str, str]) -> str:
 
 
 def undelimited(text: str) -> str:
-    """A message without its delimiters, or an answer without those that it copied from a message."""
+    """A message without its delimiters, or an answer without those that it copied."""
     opening = _OPENING_DELIMITER.search(text)
     if opening is None:
         return text

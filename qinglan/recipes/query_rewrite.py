@@ -20,7 +20,8 @@ STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检
 
 EXTRACT_SYSTEM = (
     "你是{domain}领域的对话分析员。请从用户与客服的对话中提取两项信息，供改写用户接下来的问题使用：\n"
-    "1. profile 是用户画像：用户本人的情况，如年龄、性别、身体状况、为谁提问，不超过 {profile_chars} 个字；\n"
+    "1. profile 是用户画像：用户本人的情况，如年龄、性别、身体状况、为谁提问，"
+    "不超过 {profile_chars} 个字；\n"
     "2. history 是历史摘要：用户之前问过、说过、买过什么，不超过 {history_chars} 个字；\n"
     "3. 只写对话里明确说过的内容，尽量用原词，数字照抄，不推测；没有提到的一项写空字符串；\n"
     "4. 不写姓名、电话、地址、证件号和订单号；\n"
@@ -42,8 +43,10 @@ JUDGE_SYSTEM = (
 )
 
 PANEL_SYSTEM = (
-    "你是{domain}领域的检索质量评审。给出用户的问题和 {count} 条改写，每条都按同一标准单独打 0 到 5 分："
-    "实体是否保留（2 分）、意图是否保留（2 分）、是否简洁规范（1 分）。可以同分；先后次序没有含义。\n"
+    "你是{domain}领域的检索质量评审。给出用户的问题和 {count} 条改写，"
+    "每条都按同一标准单独打 0 到 5 分："
+    "实体是否保留（2 分）、意图是否保留（2 分）、是否简洁规范（1 分）。"
+    "可以同分；先后次序没有含义。\n"
     '只输出 JSON：{{"scores": [改写1的分数, 改写2的分数, …]}}，共 {count} 个数字。' + DATA_RULE
 )
 
@@ -85,7 +88,7 @@ def relevance_messages(row: Row, passage: str, tenant: Tenant) -> list[Message]:
 
 
 def reward(config: Reward, row: Row, grade: Grade) -> RewriteScore:
-    """How much better than the teacher did this rewrite retrieve?
+    """The reward for retrieving better than the teacher's rewrite.
 
         R = 0.35·tanh(3·(judge_s − judge_t)/5) + 0.40·tanh(3·(rq_s − rq_t)) + 0.25·win
 

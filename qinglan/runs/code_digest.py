@@ -164,7 +164,7 @@ def _read(source: bytes) -> _Source:
 
 
 def _is_prose(node: ast.stmt) -> bool:
-    """Whether the statement is a docstring, or imports for annotations."""
+    """Tell whether the statement is a docstring, or imports for annotations."""
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):

@@ -76,7 +76,7 @@ class Run(BaseModel, frozen=True):
 
     @property
     def retrieval_scope(self) -> str:
-        """The scope within which the RAG's answers hold: this run, or the embedded RAG's content."""
+        """The scope in which the RAG's answers hold: this run, or the embedded RAG's content."""
         if self.profile.rag.url == EMBEDDED:
             return f"kb:{self.knowledge_base_sha256}"
         return self.id

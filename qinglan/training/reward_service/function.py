@@ -1,9 +1,9 @@
-"""verl's reward function, and the run's reward service that answers it, one Ray actor for all nodes.
+"""verl's reward function, and the run's reward service that answers it.
 
-One process holds the clients, the ledger's queue and the caches, so limits are those of the run,
-and no question is asked twice at the same time. After a crash Ray restarts it and repeats the calls
-that it had not answered; what the ledger holds is not asked again. This module imports neither Ray
-nor the scorer, so reward workers start fast.
+The service is one Ray actor for all nodes. One process holds the clients, the ledger's queue and
+the caches, so limits are those of the run, and no question is asked twice at the same time. After a
+crash Ray restarts it and repeats the calls that it had not answered; what the ledger holds is not
+asked again. This module imports neither Ray nor the scorer, so reward workers start fast.
 """
 
 import logging

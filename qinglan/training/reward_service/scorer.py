@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 
 def judge_asked(question: str, text: str, share: float) -> bool:
-    """Whether this sample is in the judged share.
+    """Tell whether this sample is in the judged share.
 
     Its content decides, so that reruns agree.
     """

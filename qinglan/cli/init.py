@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,72 +27,75 @@ _COLUMNS = {
 _VARIABLE = "name of the environment variable with the {}'s key, if it wants one"
 
 
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Of the profile: configs/NAME.yaml.")
+]
+WorkbookOption = Annotated[str | None, typer.Option(help="File or folder with the questions.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD=HEADER",
+        help="Which column a field is, such as 问题=Question; may be repeated.",
+    ),
+]
+RagUrlOption = Annotated[str | None, typer.Option(help="The RAG's address, or `embedded`.")]
+KnowledgeBaseOption = Annotated[
+    str | None, typer.Option(help="The knowledge base's name in the RAG.")
+]
+RagPresetOption = Annotated[
+    str | None, typer.Option(help="How the RAG is asked; found out if not given.")
+]
+RagKeyOption = Annotated[
+    str | None, typer.Option(help="Name of the variable with the RAG's token.")
+]
+DomainOption = Annotated[
+    str | None, typer.Option(help="What the knowledge base is about; in the prompts.")
+]
+ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="A model, or `embedded`.")]
+ModelUrlOption = Annotated[str | None, typer.Option(help="Up to and including /v1.")]
+ModelKeyOption = Annotated[str | None, typer.Option(help="Name of the variable with its key.")]
+PriceOption = Annotated[str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")]
+MachineOption = Annotated[
+    str | None, typer.Option(help="What trains: `cpu`, or `gpu1`, 2, 4, 8: 80-GB GPUs.")
+]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help="Ask nothing: take defaults and proposed columns.")
+]
+DoctorOption = Annotated[
+    bool, typer.Option("--doctor/--no-doctor", help="Run `qinglan doctor` at the end.")
+]
+
+
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the profile: configs/NAME.yaml.")],
-    workbook: Annotated[str | None, typer.Option(help="File or folder with the questions.")] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD=HEADER",
-            help="Which column a field is, such as 问题=Question; may be repeated.",
-        ),
-    ] = None,
-    rag_url: Annotated[str | None, typer.Option(help="The RAG's address, or `embedded`.")] = None,
-    kb_name: Annotated[
-        str | None, typer.Option(help="The knowledge base's name in the RAG.")
-    ] = None,
-    rag_preset: Annotated[
-        str | None, typer.Option(help="How the RAG is asked; found out if not given.")
-    ] = None,
-    rag_key_env: Annotated[
-        str | None, typer.Option(help="Name of the variable with the RAG's token.")
-    ] = None,
-    domain: Annotated[
-        str | None, typer.Option(help="What the knowledge base is about; in the prompts.")
-    ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model, or `embedded`.")
-    ] = None,
-    teacher_url: Annotated[str | None, typer.Option(help="Up to and including /v1.")] = None,
-    teacher_key_env: Annotated[
-        str | None, typer.Option(help="Name of the variable with its key.")
-    ] = None,
-    teacher_price: Annotated[
-        str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model, or `embedded`.")
-    ] = None,
-    judge_url: Annotated[str | None, typer.Option(help="Up to and including /v1.")] = None,
-    judge_key_env: Annotated[
-        str | None, typer.Option(help="Name of the variable with its key.")
-    ] = None,
-    judge_price: Annotated[
-        str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")
-    ] = None,
-    machine: Annotated[
-        str | None, typer.Option(help="What trains: `cpu`, or `gpu1`, 2, 4, 8: 80-GB GPUs.")
-    ] = None,
-    student_price: Annotated[
-        str | None, typer.Option(metavar="IN,OUT", help="USD per million tokens.")
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Ask nothing: take defaults and proposed columns.")
-    ] = False,
-    run_doctor: Annotated[
-        bool, typer.Option("--doctor/--no-doctor", help="Run `qinglan doctor` at the end.")
-    ] = True,
+    name: NameArgument,
+    workbook: WorkbookOption = None,
+    column: ColumnOption = None,
+    rag_url: RagUrlOption = None,
+    kb_name: KnowledgeBaseOption = None,
+    rag_preset: RagPresetOption = None,
+    rag_key_env: RagKeyOption = None,
+    domain: DomainOption = None,
+    teacher: ModelOption = None,
+    teacher_url: ModelUrlOption = None,
+    teacher_key_env: ModelKeyOption = None,
+    teacher_price: PriceOption = None,
+    judge: ModelOption = None,
+    judge_url: ModelUrlOption = None,
+    judge_key_env: ModelKeyOption = None,
+    judge_price: PriceOption = None,
+    machine: MachineOption = None,
+    student_price: PriceOption = None,
+    yes: YesOption = False,
+    run_doctor: DoctorOption = True,
 ) -> None:
     """Write a profile for your own questions, teacher and RAG; asks for what no option says."""
-    from qinglan.data.sources.files import read_header
     from qinglan.ops import init as profiles
     from qinglan.ops.preflight import fitting_preset
 
     path = profiles.new_path(name)
     dialogue = _Dialogue(is_terminal=sys.stdin.isatty() and not yes)
     file = dialogue.answer("--workbook", workbook, "file or folder with the questions")
-    header = read_header(Path(file).expanduser())
-    columns = _choose_columns(dialogue, header, column or (), file)
+    columns = _choose_columns(dialogue, column or (), file)
     rag = _rag_section(dialogue, rag_url, kb_name, rag_key_env)
     about = dialogue.answer("--domain", domain, "what the knowledge base is about", Tenant().domain)
     teacher_section = _chat_section(dialogue, "teacher", teacher, teacher_url, teacher_key_env)
@@ -121,18 +124,17 @@ def init(
     if rag["url"] != EMBEDDED:
         # The RAG is asked which preset it answers to, as the profile without one would ask it.
         fitting = rag_preset or fitting_preset(parse_profile(path, profile_text())) or "qinglan"
-        rag["preset"] = dialogue.answer(
-            "--rag-preset", rag_preset, "how the RAG is asked and answers", fitting
-        )
+        question = "how the RAG is asked and answers"
+        rag["preset"] = dialogue.answer("--rag-preset", rag_preset, question, fitting)
         say(f"RAG preset: {rag['preset']}")
     _write_checked(path, profile_text())
     _say_variables((rag, teacher_section, judge_section))
     _say_next(path, name)
     if run_doctor:
         _run_doctor(name)
-    else:
-        command = f"qinglan doctor --profile {name} --flow refresh"
-        say(f"Check machine, files, keys and services: {command}")
+        return
+    command = f"qinglan doctor --profile {name} --flow refresh"
+    say(f"Check machine, files, keys and services: {command}")
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,12 @@ class _Dialogue:
         return "" if header == "-" else header
 
 
-def _choose_columns(
-    dialogue: _Dialogue, header: Sequence[str], options: Iterable[str], file: str
-) -> dict[str, str]:
-    """The header to read each field from."""
+def _choose_columns(dialogue: _Dialogue, options: Iterable[str], file: str) -> dict[str, str]:
+    """The header of the column to read each field from."""
+    from qinglan.data.sources.files import read_header
     from qinglan.ops import init as profiles
 
+    header = read_header(Path(file).expanduser())
     if dialogue.is_terminal:
         say("The header has: " + ", ".join(header))
     columns = profiles.choose_columns(header, options, file, dialogue.column)

@@ -1,10 +1,10 @@
 """Grades texts that are sent to the retrieval service: by what it finds, and by a judge."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from qinglan.clients.openai_protocol import JsonSchema, Message
 from qinglan.config import Profile, Reward, Select, Tenant
@@ -110,7 +110,7 @@ class RetrievalGrader(Grader):
         judge: bool = False,
         relevance: bool = False,
     ) -> dict[str | None, Grade]:
-        """The grades of these texts; the RAG and the judge are asked at the same time."""
+        """The grades of these texts: the RAG is asked first, then the judge."""
         grade_text = partial(self._grade_text, row, services, tenant, judge, relevance)
         grades = await settle(*(grade_text(text) for text in texts))
         return dict(zip(texts, grades, strict=True))
@@ -126,33 +126,41 @@ class RetrievalGrader(Grader):
     ) -> Grade:
         if text == "":
             return _grade_of_empty_text(judge, relevance)
-        if text is QUESTION_ITSELF:
-            (retrieved,) = await settle(services.rag.retrieve(row.query))
-            return _grade_of(QUESTION_ITSELF, retrieved, None, None)
-        scoring = self._score_text(row, text, services, tenant) if judge else _not_asked()
-        retrieval = self._retrieve_and_judge(row, text, services, tenant, relevance)
-        (retrieved, passage_answer), text_answer = await settle(retrieval, scoring)
-        return _grade_of(text, retrieved, text_answer, passage_answer)
-
-    async def _score_text(
-        self, row: Row, text: str, services: GradingServices, tenant: Tenant
-    ) -> "Answer[float]":
-        messages = self.judge_messages(row, text, tenant)
-        return await services.judge.ask(messages, self.parse_judge, self.judge_schema)
-
-    async def _retrieve_and_judge(
-        self, row: Row, text: str, services: GradingServices, tenant: Tenant, relevance: bool
-    ) -> "tuple[Retrieved | CallError, Answer[float] | CallError | float | None]":
-        """The passages of a text and, with `relevance`, the judge's answer about the best one."""
         (retrieved,) = await settle(services.rag.retrieve(row.query, text))
-        if not relevance or isinstance(retrieved, CallError):
-            return retrieved, None
-        if not retrieved.first_passage:
-            return retrieved, LOWEST_JUDGE_SCORE
-        messages = self.relevance_messages(row, retrieved.first_passage, tenant)
-        call = services.judge.ask(messages, self.parse_relevance, self.relevance_schema)
-        (answer,) = await settle(call)
-        return retrieved, answer
+        if isinstance(retrieved, CallError):
+            # The judge is not paid for a text that can't be graded.
+            return Grade(text, failures={"rag": retrieved})
+        questions: dict[str, Awaitable[Answer[float]]] = {}
+        scores: dict[str, float] = {}
+        if judge and text is not QUESTION_ITSELF:
+            messages = self.judge_messages(row, text, tenant)
+            questions["judge_score"] = services.judge.ask(
+                messages, self.parse_judge, self.judge_schema
+            )
+        if relevance and not retrieved.first_passage:
+            scores["relevance"] = LOWEST_JUDGE_SCORE
+        elif relevance:
+            messages = self.relevance_messages(row, retrieved.first_passage, tenant)
+            questions["relevance"] = services.judge.ask(
+                messages, self.parse_relevance, self.relevance_schema
+            )
+        requests: list[str] = []
+        failures: dict[GradingRole, CallError] = {}
+        answers = await settle(*questions.values())
+        for name, answer in zip(questions, answers, strict=True):
+            if isinstance(answer, CallError):
+                failures.setdefault("judge", answer)
+            else:
+                scores[name] = answer.value
+                requests.append(answer.request_hash)
+        return Grade(
+            text,
+            retrieved=retrieved,
+            judge_score=scores.get("judge_score"),
+            relevance=scores.get("relevance"),
+            judge_requests=tuple(requests),
+            failures=failures,
+        )
 
     # Metrics
 
@@ -274,35 +282,6 @@ class RetrievalGrader(Grader):
 
     def can_have(self, part: str, row: Row) -> bool:
         return part != "gold_top1" or bool(row.gold_id)
-
-
-async def _not_asked() -> None:
-    """Stands in the place of a call that is not wanted."""
-
-
-def _grade_of(
-    text: str | None,
-    retrieved: Retrieved | CallError,
-    text_answer: "Answer[float] | CallError | None",
-    passage_answer: "Answer[float] | CallError | float | None",
-) -> Grade:
-    """The grade from what each call gave, or from its error."""
-    failures: dict[GradingRole, CallError] = {}
-    values: dict[str, Any] = {}
-    requests: list[str] = []
-    if isinstance(retrieved, CallError):
-        failures["rag"] = retrieved
-    else:
-        values["retrieved"] = retrieved
-    for name, answer in (("relevance", passage_answer), ("judge_score", text_answer)):
-        if isinstance(answer, CallError):
-            failures.setdefault("judge", answer)
-        elif isinstance(answer, float):
-            values[name] = answer
-        elif answer is not None:
-            values[name] = answer.value
-            requests.append(answer.request_hash)
-    return Grade(text, judge_requests=tuple(requests), failures=failures, **values)
 
 
 def _grade_of_empty_text(judge: bool, relevance: bool) -> Grade:

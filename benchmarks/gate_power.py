@@ -39,7 +39,8 @@ from qinglan.grading.by_retrieval import RETRIEVAL_METRICS
 from qinglan.statistics import ArmScores, Comparison, compare
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "benchmarks/results/gate_power.json", ROOT / "docs/reference/gate.md"
+RESULTS = ROOT / "benchmarks/results/gate_power.json"
+PAGE = ROOT / "benchmarks/results/gate_power.md"
 BEGIN, END = "<!-- benchmarks/gate_power.py begins -->", "<!-- benchmarks/gate_power.py ends -->"
 
 NULL_DRAWS, POWER_DRAWS, CASE_DRAWS, RESAMPLES = 1_000, 100, 500, 2_000

@@ -1,4 +1,4 @@
-"""Share of days on which a canary rolls back a model that is no worse, and the delay for worse ones.
+"""Share of days on which a canary rolls back a model that is no worse; the delay for worse ones.
 
     make bench NAME=canary_noise          (some minutes)
 

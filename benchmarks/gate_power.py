@@ -10,7 +10,7 @@ worst case: a gate that hangs on retrieval alone. In the table of robustness all
 passes, and the same simulated cases are tried by both rules. Intervals of the gain rest on 2,000
 bootstrap resamples instead of 10,000, and so do p-values, which no rule looks at.
 
-Writes benchmarks/results/gate_power.json and the tables in docs/reference/gate.md.
+Writes benchmarks/results/gate_power.json and the tables in gate_power.md beside it.
 """
 
 import json

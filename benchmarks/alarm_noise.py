@@ -1,4 +1,4 @@
-"""How often do the alarms that compare windows sound where there is nothing but noise?
+"""Share of runs in which the alarms that compare windows sound where there is nothing but noise.
 
     make bench NAME=alarm_noise          (half a minute)
 
@@ -15,22 +15,24 @@ from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import REWARD, AlarmWatch, part_mean
 
 RUNS = 1000
-LENGTHS, SIGNIFICANCES = (60, 200), (4.0, 5.0)
-REWARD_NOISE, GOLD_NOISE = 0.035, 0.04
+LENGTHS = (60, 200)
+SIGNIFICANCES = (4.0, 5.0)
+REWARD_NOISE = 0.035
+GOLD_NOISE = 0.04
 RISE = 0.3
 PRIMARY = PrimaryMetric("gold_top1", "gold top-1")
 GOLD = part_mean(PRIMARY.part)
-Step = dict[str, float]
+StepMetrics = dict[str, float]
 
 
-def flat_reward(rng: random.Random, steps: int) -> Iterator[Step]:
-    """Nothing happens."""
+def flat_reward(rng: random.Random, steps: int) -> Iterator[StepMetrics]:
+    """Metrics of a run in which nothing happens."""
     for _ in range(steps):
         yield {REWARD: rng.gauss(0, REWARD_NOISE)}
 
 
-def rising_reward(rng: random.Random, steps: int) -> Iterator[Step]:
-    """The reward rises, and gold top-1 stays."""
+def rising_reward(rng: random.Random, steps: int) -> Iterator[StepMetrics]:
+    """Metrics of a run in which the reward rises, and gold top-1 stays."""
     for step in range(steps):
         yield {
             REWARD: rng.gauss(RISE * step / steps, REWARD_NOISE),
@@ -41,33 +43,32 @@ def rising_reward(rng: random.Random, steps: int) -> Iterator[Step]:
 SIMULATIONS = {"reward_down": flat_reward, "reward_up_gold_down": rising_reward}
 
 
-def false_alarm(name: str, steps: int, significance: float, seed: int) -> bool:
+def has_false_alarm(name: str, steps: int, significance: float, seed: int) -> bool:
     """Did this alarm sound in one run?"""
     watch = AlarmWatch(Alarms(significance=significance), PRIMARY)
     run = SIMULATIONS[name](random.Random(seed), steps)
-    return any(
-        alarm.name == name
-        for step, known in enumerate(run, 1)
-        for alarm in watch.update(step, known)
-    )
+    for step, metrics in enumerate(run, 1):
+        if any(alarm.name == name for alarm in watch.update(step, metrics)):
+            return True
+    return False
+
+
+def false_alarm_rate(name: str, steps: int, significance: float) -> float:
+    """Share of runs with this alarm."""
+    alarms = sum(has_false_alarm(name, steps, significance, seed) for seed in range(RUNS))
+    return alarms / RUNS
 
 
 def main() -> None:
     """Simulate and print."""
     columns = [(steps, significance) for steps in LENGTHS for significance in SIGNIFICANCES]
+    headings = [f"{steps} steps, {significance:g} errors" for steps, significance in columns]
     print(f"\nRuns with a false alarm, of {RUNS:,} each\n")
-    print(
-        "| Alarm | "
-        + " | ".join(f"{steps} steps, {errors:g} errors" for steps, errors in columns)
-        + " |"
-    )
+    print(f"| Alarm | {' | '.join(headings)} |")
     print("| --- |" + " ---: |" * len(columns))
     for name in SIMULATIONS:
-        rates = [
-            sum(false_alarm(name, *column, seed) for seed in range(RUNS)) / RUNS
-            for column in columns
-        ]
-        print(f"| `{name}` | " + " | ".join(f"{rate:.1%}" for rate in rates) + " |")
+        rates = [false_alarm_rate(name, steps, significance) for steps, significance in columns]
+        print(f"| `{name}` | {' | '.join(f'{rate:.1%}' for rate in rates)} |")
 
 
 if __name__ == "__main__":

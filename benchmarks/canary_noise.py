@@ -1,4 +1,4 @@
-"""How often does a canary roll back a model that is no worse, and how soon one that is?
+"""Share of days on which a canary rolls back a model that is no worse; the delay for worse ones.
 
     make bench NAME=canary_noise          (some minutes)
 
@@ -27,21 +27,23 @@ REQUESTS = 20_000
 LOOK_EVERY = 10
 """Requests between two looks: 2,000 looks a day."""
 PER_SECOND = 5.0
-"""For the delays in time."""
+"""Rate of requests at which delays are told in seconds."""
 QUESTIONS = 2_000
-"""That there are, where they repeat. How often one comes goes by its rank, as Zipf's law says."""
-SPREAD, RETRIEVAL_NOISE = 0.4, 0.25
-"""Of the logarithm of the latency; of the difference between two rewrites' scores for one
-question."""
+"""Number of questions where they repeat. How often one comes goes by its rank, as Zipf's law
+says."""
+SPREAD = 0.4
+"""Standard deviation of the logarithm of the latency."""
+RETRIEVAL_NOISE = 0.25
+"""Standard deviation of the difference between two rewrites' scores for one question."""
 RESULT = Path(__file__).parent / "results" / "canary_noise.json"
 CONFIG = Canary()
 Z = 2.128
-"""One-sided, at a third of 5%."""
+"""One-sided quantile of the normal distribution at a third of 5%."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What is true of the two models."""
+    """The truth about the two models."""
 
     name: str
     champion_fails: float = 0.01
@@ -50,7 +52,7 @@ class Domain:
     retrieval: float = 0.0
     share: float = CONFIG.share
     zipf: float | None = None
-    """The exponent; without it no question comes twice."""
+    """The exponent; no question comes twice if it is None."""
 
 
 EQUAL = Domain("equal")
@@ -60,7 +62,10 @@ NOTHING_TO_FIND = (
     replace(EQUAL, name="equal, half of the traffic", share=0.5),
     replace(
         EQUAL,
-        name="equal, half of the traffic, both fail on the same 5% of questions, which repeat (Zipf 1.2)",
+        name=(
+            "equal, half of the traffic, both fail on the same 5% of questions, which repeat "
+            "(Zipf 1.2)"
+        ),
         champion_fails=0.05,
         challenger_fails=0.05,
         share=0.5,
@@ -89,76 +94,94 @@ BROKEN = (
 
 def traffic(domain: Domain, seed: int) -> Iterator[CanaryCounts]:
     """The counts at each check of a day."""
-    rng, counts, drawn = random.Random(seed), CanaryCounts(), dict[int, tuple[bool, bool]]()
-    asked: Iterable[int] = range(REQUESTS)
-    if domain.zipf:
-        weights = [1 / rank**domain.zipf for rank in range(1, QUESTIONS + 1)]
-        asked = rng.choices(range(QUESTIONS), weights, k=REQUESTS)
-    for number, question in enumerate(asked, 1):
-        if (
-            question not in drawn
-        ):  # a question goes to the same model each time, which fails on it each time or never
-            challenged = rng.random() < domain.share
-            fails = rng.random() < (
-                domain.challenger_fails if challenged else domain.champion_fails
-            )
-            drawn[question] = challenged, fails
-        challenged, fails = drawn[question]
-        arm = counts.challenger if challenged else counts.champion
-        latency_ms = rng.lognormvariate(4.6, SPREAD) * (domain.slower if challenged else 1.0)
+    rng = random.Random(seed)
+    counts = CanaryCounts()
+    fates: dict[int, tuple[bool, bool]] = {}
+    for number, question in enumerate(questions_of_a_day(domain, rng), 1):
+        # A question goes to the same model each time, which fails on it each time or never.
+        if question not in fates:
+            to_challenger = rng.random() < domain.share
+            error_rate = domain.challenger_fails if to_challenger else domain.champion_fails
+            fates[question] = (to_challenger, rng.random() < error_rate)
+        to_challenger, fails = fates[question]
+        arm = counts.challenger if to_challenger else counts.champion
+        slower = domain.slower if to_challenger else 1.0
+        latency_ms = rng.lognormvariate(4.6, SPREAD) * slower
         is_first = arm.add(str(question), fallback=fails, latency_ms=latency_ms)
         if is_first and rng.random() < CONFIG.compare_share:
-            counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(domain.retrieval, RETRIEVAL_NOISE))))
+            difference = rng.gauss(domain.retrieval, RETRIEVAL_NOISE)
+            counts.retrieval.add(max(-1.0, min(1.0, difference)))
         if number % LOOK_EVERY == 0:
             yield counts
 
 
+def questions_of_a_day(domain: Domain, rng: random.Random) -> Iterable[int]:
+    """The question of each request, as a number."""
+    if not domain.zipf:
+        return range(REQUESTS)
+    weights = [1 / rank**domain.zipf for rank in range(1, QUESTIONS + 1)]
+    return rng.choices(range(QUESTIONS), weights, k=REQUESTS)
+
+
 def false_alarms(domain: Domain, runs: int) -> dict[str, float]:
     """Share of days with a rollback, by each method."""
-    found: Counter[str] = Counter()
+    rollbacks: Counter[str] = Counter()
     for seed in range(runs):
         ours = usual = False
         for counts in traffic(domain, seed):
-            ours = ours or judge(counts, CONFIG, 0.0).outcome == "roll_back"
-            usual = usual or usual_rollback(counts)
-        found.update({"ours": ours, "usual": usual})
-    return {name: found[name] / runs for name in ("ours", "usual")}
+            ours = ours or is_rollback(counts)
+            usual = usual or is_usual_rollback(counts)
+        rollbacks.update({"ours": ours, "usual": usual})
+    return {name: rollbacks[name] / runs for name in ("ours", "usual")}
 
 
-def usual_rollback(counts: CanaryCounts) -> bool:
-    """Failures and retrieval by the usual intervals of a single look, of the same total level."""
-    bad, good, pairs = counts.challenger.fallbacks, counts.champion.fallbacks, counts.retrieval
-    if min(bad.n, good.n, pairs.n) < CONFIG.min_requests:
+def is_rollback(counts: CanaryCounts) -> bool:
+    return judge(counts, CONFIG, 0.0).outcome == "roll_back"
+
+
+def is_usual_rollback(counts: CanaryCounts) -> bool:
+    """Rollback by the usual intervals of a single look at failures and retrieval.
+
+    They have the same total level as ours.
+    """
+    challenger = counts.challenger.fallbacks
+    champion = counts.champion.fallbacks
+    pairs = counts.retrieval
+    if min(challenger.n, champion.n, pairs.n) < CONFIG.min_requests:
         return False
-    error = math.hypot(*(math.sqrt(mean.mean * (1 - mean.mean) / mean.n) for mean in (bad, good)))
-    if bad.mean - good.mean - Z * error > CONFIG.max_error_gain:
+    variances = [share.mean * (1 - share.mean) / share.n for share in (challenger, champion)]
+    error = math.hypot(*map(math.sqrt, variances))
+    if challenger.mean - champion.mean - Z * error > CONFIG.max_error_gain:
         return True
     return pairs.mean + Z * math.sqrt(pairs.variance) / pairs.n < -CONFIG.max_retrieval_loss
 
 
 def delay(domain: Domain, runs: int) -> dict[str, float]:
-    """Requests until the rollback: median and slowest, of the days on which there was one; nan
-    without any."""
-    found = []
+    """Requests until the rollback: median and slowest of the days on which there was one.
+
+    They are nan if there was none on any day.
+    """
+    delays = []
     for seed in range(runs):
         for look, counts in enumerate(traffic(domain, seed), 1):
-            if judge(counts, CONFIG, 0.0).outcome == "roll_back":
-                found.append(look * LOOK_EVERY)
+            if is_rollback(counts):
+                delays.append(look * LOOK_EVERY)
                 break
-    if not found:
+    if not delays:
         return {"found": 0.0, "median": math.nan, "slowest": math.nan}
-    return {"found": len(found) / runs, "median": statistics.median(found), "slowest": max(found)}
+    return {
+        "found": len(delays) / runs,
+        "median": statistics.median(delays),
+        "slowest": max(delays),
+    }
 
 
 def main(runs: int = RUNS) -> None:
     """Simulate, print, and keep the numbers."""
-    result: dict[str, object] = {
-        "runs": runs,
-        "requests": REQUESTS,
-        "looks": REQUESTS // LOOK_EVERY,
-    }
+    looks = REQUESTS // LOOK_EVERY
+    result: dict[str, object] = {"runs": runs, "requests": REQUESTS, "looks": looks}
     print(
-        f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {REQUESTS // LOOK_EVERY:,} checks each\n"
+        f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {looks:,} checks each\n"
     )
     print("| Challenger | Qinglan | usual 95% intervals |\n| --- | ---: | ---: |")
     for domain in NOTHING_TO_FIND:
@@ -166,14 +189,14 @@ def main(runs: int = RUNS) -> None:
         result[domain.name] = rates
         print(f"| {domain.name} | {rates['ours']:.1%} | {rates['usual']:.1%} |", flush=True)
     print(f"\nRequests until the rollback, at a share of {CONFIG.share:.0%}\n")
-    print(
-        f"| Challenger | found | median | slowest | median at {PER_SECOND:g}/s |\n| --- | ---: | ---: | ---: | ---: |"
-    )
+    print(f"| Challenger | found | median | slowest | median at {PER_SECOND:g}/s |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     for domain in BROKEN:
-        found = delay(domain, runs // 2)
-        result[domain.name] = found
-        figures = f"{found['found']:.0%} | {found['median']:,.0f} | {found['slowest']:,.0f}"
-        print(f"| {domain.name} | {figures} | {found['median'] / PER_SECOND:,.0f} s |", flush=True)
+        delays = delay(domain, runs // 2)
+        result[domain.name] = delays
+        figures = f"{delays['found']:.0%} | {delays['median']:,.0f} | {delays['slowest']:,.0f}"
+        median_s = delays["median"] / PER_SECOND
+        print(f"| {domain.name} | {figures} | {median_s:,.0f} s |", flush=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

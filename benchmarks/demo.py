@@ -1,5 +1,4 @@
-"""What the embedded demo costs on this machine: wall time by stage, orchestration overhead, peak
-memory.
+"""Costs of the embedded demo on this machine: wall time, orchestration overhead, peak memory.
 
     make bench NAME=demo
 
@@ -27,11 +26,11 @@ SAMPLE_EVERY_S = 0.5
 def main() -> None:
     """Run, then print and write."""
     with tempfile.TemporaryDirectory() as site:
-        first, second = run(Path(site)), run(Path(site))
+        first = run(Path(site))
+        second = run(Path(site))
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(
-        json.dumps({"cores": os.cpu_count(), "first": first, "second": second}, indent=1) + "\n"
-    )
+    result = {"cores": os.cpu_count(), "first": first, "second": second}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
     print("\n| | first run | nothing changed |\n| --- | ---: | ---: |")
     for name, seconds in first["stages"].items():
         print(f"| {name}, s | {seconds:.1f} | |")
@@ -42,26 +41,27 @@ def main() -> None:
         ("teacher calls", "teacher_calls", "{:,}"),
         ("judge calls", "judge_calls", "{:,}"),
     ):
-        again = (
-            "" if key == "overhead_share" else form.format(second[key])
-        )  # it is all there is to the second run
+        # The second run is nothing but overhead.
+        again = "" if key == "overhead_share" else form.format(second[key])
         print(f"| {label} | {form.format(first[key])} | {again} |")
     print(f"\nWritten to {RESULT}")
 
 
 def run(site: Path) -> dict[str, Any]:
-    """One pipeline run's figures."""
-    places = ("--set", f"paths.runs={site / 'runs'}", "--set", f"paths.state={site / 'state'}")
+    """The figures of one pipeline run."""
+    argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded"]
+    argv += ["--set", f"paths.runs={site / 'runs'}", "--set", f"paths.state={site / 'state'}"]
     start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded", *places]
-    )
+    process = subprocess.Popen(argv)
     peak = PeakMemory(process.pid)
     if process.wait() != 0:
         sys.exit("error: the run failed; see above")
     wall_s = time.monotonic() - start
     report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
-    stages = {s["name"]: 0.0 if s["reused_from"] else s["seconds"] for s in report["stages"]}
+    stages = {
+        stage["name"]: 0.0 if stage["reused_from"] else stage["seconds"]
+        for stage in report["stages"]
+    }
     return {
         "wall_s": wall_s,
         "stages": stages,
@@ -78,7 +78,8 @@ class PeakMemory:
     """The highest sum of a process tree's proportional set sizes."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self.gib = pid, 0.0
+        self.gib = 0.0
+        self._pid = pid
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:

@@ -1,5 +1,6 @@
-"""Figures of the sample: `python -m benchmarks.describe_sample` calls the simulated teacher and RAG
-without HTTP.
+"""Figures of the sample, from the simulated teacher and RAG without HTTP.
+
+    python -m benchmarks.describe_sample
 
 Prints top-1 by kind of query, the teacher's by intent, and how often the training rows that pass
 selection carry the knowledge base's own wording, without which reinforcement learning has nothing
@@ -27,15 +28,16 @@ from qinglan.simulators.domains.query_rewrite.teacher import judge, rewrite
 from qinglan.simulators.retriever import Retriever
 
 MISMATCHED = tuple(name for name, intent in INTENTS.items() if intent.bridge)
-
-
-def _asked(row: RewriteSampleRow) -> str:
-    return user_text(row.question.query, row.question.profile, row.question.history)
+Query = tuple[RewriteSampleRow, str]
+"""A row, and a text to retrieve with in place of its question."""
 
 
 class SampleFigures(NamedTuple):
-    """Measures of a sample, by name; top-1 is the share of rows whose gold document is retrieved
-    first."""
+    """Measures of a sample, by name.
+
+    Top-1 is the share of rows whose gold document is retrieved first, rq the quality of what is
+    retrieved.
+    """
 
     top1: dict[str, float]
     teacher_top1_by_intent: dict[str, float]
@@ -58,26 +60,25 @@ def describe(
     seed: int,
 ) -> SampleFigures:
     """Measure a sample with the teacher that `seed` makes."""
-    measure = _Measure(Retriever(documents), {row: rewrite(_asked(row), seed) for row in rows})
-    train, test = ([row for row in rows if row.split == split] for split in ("train", "test"))
+    rewrites = {row: rewrite(_prompt(row), seed) for row in rows}
+    measure = _Measure(Retriever(documents), rewrites)
+    train = [row for row in rows if row.split == "train"]
+    test = [row for row in rows if row.split == "test"]
     selected = [
-        row for row in train if measure.retrieve(measure.rewrites[row]).top1_score >= min_top1_score
+        row for row in train if measure.retrieve(rewrites[row]).top1_score >= min_top1_score
     ]
+    unseen = [row for row in test if row.unseen_phrasing]
+    history_decides = [row for row in test if row.question.query.startswith("那")]
+    profile_decides = [row for row in test if _profile_decides(row)]
     return SampleFigures(
         top1={
             "original test": measure.top1((row, row.question.query) for row in test),
             "teacher train": measure.teacher_top1(train),
             "teacher train, selected": measure.teacher_top1(selected),
             "teacher test": measure.teacher_top1(test),
-            "teacher test, unseen phrasings": measure.teacher_top1(
-                r for r in test if r.unseen_phrasing
-            ),
-            "teacher test, history decides": measure.teacher_top1(
-                r for r in test if r.question.query.startswith("那")
-            ),
-            "teacher test, profile decides": measure.teacher_top1(
-                r for r in test if _profile_decides(r)
-            ),
+            "teacher test, unseen phrasings": measure.teacher_top1(unseen),
+            "teacher test, history decides": measure.teacher_top1(history_decides),
+            "teacher test, profile decides": measure.teacher_top1(profile_decides),
             "oracle test": measure.top1((row, title(row.product, row.intent)) for row in test),
             "share selected": round(len(selected) / len(train), 3),
             "share profile decides": round(sum(map(_profile_decides, rows)) / len(rows), 3),
@@ -86,36 +87,43 @@ def describe(
             intent: measure.teacher_top1(row for row in test if row.intent == intent)
             for intent in INTENTS
         },
-        selected_with_kb_wording=_kb_wordings(selected, measure.rewrites),
+        selected_with_kb_wording=_kb_wordings(selected, rewrites),
         quality=measure.qualities(),
         quality_of_titles={
             intent: measure.mean_quality(title(product, intent) for product in PRODUCTS)
             for intent in INTENTS
         },
-        judge=_judge_means(test, measure.rewrites),
+        judge=_judge_means(test, rewrites),
     )
+
+
+def _prompt(row: RewriteSampleRow) -> str:
+    return user_text(row.question.query, row.question.profile, row.question.history)
 
 
 class _Measure:
     """Retrieval results, remembered by query."""
 
     def __init__(self, retriever: Retriever, rewrites: Mapping[RewriteSampleRow, str]) -> None:
-        self._retriever, self.rewrites = retriever, rewrites
-        self._found: dict[str, Retrieved] = {}
+        self._retriever = retriever
+        self._rewrites = rewrites
+        self._retrieved: dict[str, Retrieved] = {}
 
     def retrieve(self, query: str) -> Retrieved:
-        if query not in self._found:
+        if query not in self._retrieved:
             hits = self._retriever.search(query)
-            ids, scores = tuple(hit.document.id for hit in hits), tuple(hit.score for hit in hits)
-            self._found[query] = Retrieved(ids=ids, scores=scores)
-        return self._found[query]
+            self._retrieved[query] = Retrieved(
+                ids=tuple(hit.document.id for hit in hits),
+                scores=tuple(hit.score for hit in hits),
+            )
+        return self._retrieved[query]
 
-    def top1(self, queries: Iterable[tuple[RewriteSampleRow, str]]) -> float:
+    def top1(self, queries: Iterable[Query]) -> float:
         hits = [self.retrieve(query).rank(row.gold_id) == 1 for row, query in queries]
         return round(sum(hits) / max(1, len(hits)), 3)
 
     def teacher_top1(self, rows: Iterable[RewriteSampleRow]) -> float:
-        return self.top1((row, self.rewrites[row]) for row in rows)
+        return self.top1((row, self._rewrites[row]) for row in rows)
 
     def mean_quality(self, queries: Iterable[str]) -> float:
         values = [self.retrieve(query).quality for query in queries]
@@ -149,35 +157,36 @@ def _profile_decides(row: RewriteSampleRow) -> bool:
 def _kb_wordings(
     selected: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]
 ) -> dict[str, int]:
-    terms = {
-        intent: sum(
-            row.intent == intent and INTENTS[intent].kb_term in rewrites[row] for row in selected
+    counts: dict[str, int] = {}
+    for intent in MISMATCHED:
+        term = INTENTS[intent].kb_term
+        counts[intent] = sum(row.intent == intent and term in rewrites[row] for row in selected)
+    for product in NAME_MISMATCH:
+        counts[product] = sum(
+            row.product == product and product in rewrites[row] for row in selected
         )
-        for intent in MISMATCHED
-    }
-    names = {
-        product: sum(row.product == product and product in rewrites[row] for row in selected)
-        for product in NAME_MISMATCH
-    }
-    return terms | names
+    return counts
 
 
 def _judge_means(
     test: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]
 ) -> dict[str, float]:
-    def mean(candidates: Iterable[tuple[RewriteSampleRow, str]]) -> float:
-        scores = [judge(f"{_asked(row)}\n改写：{text}").score for row, text in candidates]
-        return round(sum(scores) / len(scores), 2)
-
+    other_intents = [row for row in test if row.intent != "effect"]
     return {
-        "teacher": mean((row, rewrites[row]) for row in test),
-        "oracle": mean((row, title(row.product, row.intent)) for row in test),
-        "bare product": mean((row, row.product) for row in test),
-        "product and 功效与作用": mean(
-            (row, f"{row.product} 功效与作用") for row in test if row.intent != "effect"
+        "teacher": _judge_mean((row, rewrites[row]) for row in test),
+        "oracle": _judge_mean((row, title(row.product, row.intent)) for row in test),
+        "bare product": _judge_mean((row, row.product) for row in test),
+        # For the intent `effect` that wording is right.
+        "product and 功效与作用": _judge_mean(
+            (row, f"{row.product} 功效与作用") for row in other_intents
         ),
-        "original": mean((row, row.question.query) for row in test),
+        "original": _judge_mean((row, row.question.query) for row in test),
     }
+
+
+def _judge_mean(candidates: Iterable[Query]) -> float:
+    scores = [judge(f"{_prompt(row)}\n改写：{text}").score for row, text in candidates]
+    return round(sum(scores) / len(scores), 2)
 
 
 def main() -> int:

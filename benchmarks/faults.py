@@ -1,13 +1,12 @@
-"""What goes wrong, and what comes of it: every component with each of its faults, against the real
-parts.
+"""The fault matrix: every component with each of its faults, against the real parts.
 
-    make bench NAME=faults                              (200 trials, several hours; goes on where it
-    was stopped) python benchmarks/faults.py --jobs 4                (four trials at a time, each in
-    a site of its own) python benchmarks/faults.py --only distill          (also `--only "ledger on
-    SQLite"`; a component's trials) python benchmarks/faults.py --short                 (20 random
-    quick trials, seeded by the date; writes no result;
-                                                         with `--only` or `--fault`, random ones of
-                                                         those)
+    make bench NAME=faults                        (200 trials, several hours)
+    python benchmarks/faults.py --jobs 4          (four at a time, each in a site of its own)
+    python benchmarks/faults.py --only distill    (also `--only "ledger on SQLite"`)
+    python benchmarks/faults.py --short           (20 random quick trials, seeded by the date)
+
+It goes on where it was stopped. `--only` makes a component's trials. `--short` writes no result;
+with `--only` or `--fault` it makes random trials of those.
 
 A trial is a site of its own in which the fault strikes at a random moment of a component's work and
 heals again; the user then gives the same command up to three more times, until it ends well. Then
@@ -30,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import date
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from random import Random
@@ -37,17 +37,20 @@ from typing import Any
 
 import injection
 import psutil
-from fault_matrix.site import TRAINING, Seen, Workplace
+from fault_matrix.site import TRAINING, TrialResult, Workplace
 from fault_matrix.trials import Line, matrix, random_quick_lines
 from night_site.site import small_disk
 
 from qinglan.runs.processes import stop_signals
 
 RESULT = Path(__file__).parent / "results" / "faults.json"
-FULL_TRIALS, SHORT_TRIALS = 200, 20
-FULL_SECONDS, SHORT_SECONDS = 300.0, 10.0
+FULL_TRIALS = 200
+SHORT_TRIALS = 20
+FULL_SECONDS = 300.0
+SHORT_SECONDS = 10.0
 COUNTS = ("rows_lost", "paid_twice", "failures_as_scores", "hangs", "other_runs_harmed")
-Found = dict[str, Any]
+Outcome = dict[str, Any]
+"""A trial as the results' file keeps it."""
 Trial = tuple[Line, int]
 """A line of the matrix and the trial's number."""
 
@@ -55,13 +58,38 @@ Trial = tuple[Line, int]
 def main() -> None:
     """Make the trials that have no result yet, then print and write."""
     lines = list(matrix())
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--only",
-        metavar="COMPONENT",
-        action="append",
-        choices=sorted({one.component for one in lines}),
+    options = parse_options(lines)
+    seed = options.seed or (date.today().toordinal() if options.short else 1)
+    seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
+    print(f"seed {seed}", flush=True)
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
+    earlier = [] if options.short else outcomes_to_keep(commit)
+    pending = [
+        (line, number)
+        for line, number in planned_trials(lines, options, Random(seed))
+        if not is_among(earlier, line, number, seed)
+    ]
+    outcomes = []
+    for outcome in outcomes_of(pending, seed, seconds, options.jobs):
+        outcome["commit"] = commit
+        outcomes.append(outcome)
+        print(line_of(outcome), flush=True)
+        if not options.short:
+            write(earlier + outcomes)
+    print("\n".join(table(earlier + outcomes)))
+    if not all(outcome["ok"] for outcome in outcomes):
+        sys.exit(1)
+
+
+def parse_options(lines: Sequence[Line]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=(
+            "What goes wrong, and what comes of it: every component with each of its faults, "
+            "against the real parts."
+        )
     )
+    components = sorted({line.component for line in lines})
+    parser.add_argument("--only", metavar="COMPONENT", action="append", choices=components)
     parser.add_argument("--fault", action="append", choices=sorted({line.fault for line in lines}))
     parser.add_argument("--trials", type=int, help=f"{FULL_TRIALS}, or {SHORT_TRIALS} with --short")
     parser.add_argument("--seed", type=int, help="1, or today's date with --short")
@@ -72,88 +100,89 @@ def main() -> None:
     parser.add_argument(
         "--short", action="store_true", help="random quick trials; nothing is written"
     )
-    options = parser.parse_args()
-    seed = options.seed or (date.today().toordinal() if options.short else 1)
-    trials = options.trials or (SHORT_TRIALS if options.short else FULL_TRIALS)
-    print(f"seed {seed}", flush=True)
-    rng = Random(seed)
+    return parser.parse_args()
+
+
+def planned_trials(
+    lines: Sequence[Line], options: argparse.Namespace, rng: Random
+) -> Iterator[Trial]:
+    """The trials that the options ask for.
+
+    Without `--short`, the plan is drawn before components and faults are chosen from it, so that
+    what is chosen are trials of a full session.
+    """
     components = options.only or {line.component for line in lines}
     faults = options.fault or {line.fault for line in lines}
-    wanted = [line for line in lines if line.component in components and line.fault in faults]
+    chosen_lines = [line for line in lines if line.component in components and line.fault in faults]
+    trials = options.trials or (SHORT_TRIALS if options.short else FULL_TRIALS)
     if options.short and (options.only or options.fault):
-        plan = [(rng.choice(wanted), number) for number in range(trials)]
+        plan = [(rng.choice(chosen_lines), number) for number in range(trials)]
     elif options.short:
-        with (
-            tempfile.TemporaryDirectory() as probe,
-            small_disk(Path(probe) / "disk", 1) as own_disk,
-        ):
-            lines_in_turn = random_quick_lines(rng, trials, own_disk=own_disk)
-            plan = [(line, number) for number, line in enumerate(lines_in_turn)]
+        quick_lines = random_quick_lines(rng, trials, own_disk=can_mount_a_disk())
+        plan = [(line, number) for number, line in enumerate(quick_lines)]
     else:
         plan = [(line, 0) for line in lines]
-        short = [line for line in lines if line.component not in TRAINING]
-        plan += [(rng.choice(short), number) for number in range(1, trials - len(plan) + 1)]
-    chosen = [
-        one for one in plan[:trials] if one[0].component in components and one[0].fault in faults
-    ]
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
-    before = (
-        json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-        if RESULT.exists() and not options.short
-        else []
-    )
-    known = [
-        one for one in before if one["ok"] or one["commit"] == commit
-    ]  # after a change, what failed is tried again
-    seconds = options.seconds or (SHORT_SECONDS if options.short else FULL_SECONDS)
-    left = [
-        one for one in chosen if not any(which(*one, seed).items() <= row.items() for row in known)
-    ]
-    made = []
-    for found in outcomes(left, seed, seconds, options.jobs):
-        made.append(found | {"commit": commit})
-        print(line_of(made[-1]), flush=True)
-        if not options.short:
-            write(known + made)
-    rows = made if options.short else known + made
-    print("\n".join(table(rows)))
-    if not all(one["ok"] for one in made):
-        sys.exit(1)
+        short_lines = [line for line in lines if line.component not in TRAINING]
+        further = range(1, trials - len(plan) + 1)
+        plan += [(rng.choice(short_lines), number) for number in further]
+    for line, number in plan[:trials]:
+        if line.component in components and line.fault in faults:
+            yield line, number
 
 
-def which(line: Line, number: int, seed: int) -> Found:
-    """What names a trial among all results."""
+def can_mount_a_disk() -> bool:
+    """Can a site have a disk of its own on this machine?"""
+    with tempfile.TemporaryDirectory() as probe, small_disk(Path(probe) / "disk", 1) as own_disk:
+        return own_disk
+
+
+def outcomes_to_keep(commit: str) -> list[Outcome]:
+    """The outcomes in the results' file; after a change, trials that failed are made again."""
+    if not RESULT.exists():
+        return []
+    rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["ok"] or row["commit"] == commit]
+
+
+def is_among(outcomes: Sequence[Outcome], line: Line, number: int, seed: int) -> bool:
+    """Has this trial an outcome?"""
+    name = name_of(line, number, seed)
+    return any(name.items() <= outcome.items() for outcome in outcomes)
+
+
+def name_of(line: Line, number: int, seed: int) -> Outcome:
+    """The part of an outcome that names the trial among all."""
     return {"component": line.component, "fault": line.fault, "seed": seed, "number": number}
 
 
-def outcomes(trials: Sequence[Trial], seed: int, seconds: float, jobs: int) -> Iterator[Found]:
-    """What came of each, as they end; processes of their own make several at a time."""
-    # Those of training share a prepared site, so one process makes them all; they take longest, so
-    # they begin.
-    training = [one for one in trials if one[0].component in TRAINING]
-    parts = [part for part in (training, *([one] for one in trials if one not in training)) if part]
+def outcomes_of(trials: Sequence[Trial], seed: int, seconds: float, jobs: int) -> Iterator[Outcome]:
+    """The outcome of each trial, as they end.
+
+    Processes of their own make several trials at a time.
+    """
+    parts = parts_of(trials)
     context = multiprocessing.get_context("fork")
-    waiting, done = context.SimpleQueue(), context.SimpleQueue()
+    waiting, ready = context.SimpleQueue(), context.SimpleQueue()
     with (
         tempfile.TemporaryDirectory(prefix="qinglan-faults-", ignore_cleanup_errors=True) as folder,
         stop_signals(),
     ):
-        places = [Path(folder, str(job)) for job in range(min(jobs, len(parts)))]
         workers = [
-            context.Process(target=work_off, args=(parts, waiting, done, seed, seconds, it))
-            for it in places
+            context.Process(
+                target=work_off, args=(parts, waiting, ready, seed, seconds, Path(folder, str(job)))
+            )
+            for job in range(min(jobs, len(parts)))
         ]
         for worker in workers:
             worker.start()
-        for number in (*range(len(parts)), *(None for _ in workers)):
+        for number in range(len(parts)):
             waiting.put(number)
+        for _ in workers:
+            waiting.put(None)
         try:
             for _ in trials:
-                while done.empty():
-                    if any(worker.exitcode for worker in workers):
-                        sys.exit("error: a process that makes trials ended; see above")
-                    time.sleep(0.1)
-                yield done.get()
+                wait_for_outcome(ready, workers)
+                yield ready.get()
         except BaseException:
             for worker in workers:
                 worker.terminate()
@@ -163,10 +192,26 @@ def outcomes(trials: Sequence[Trial], seed: int, seconds: float, jobs: int) -> I
                 worker.join()
 
 
+def parts_of(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """The trials by the process that makes them, in the order in which they begin."""
+    # Those of training share a prepared site, so one process makes them all; they take longest, so
+    # they begin.
+    training = [trial for trial in trials if trial[0].component in TRAINING]
+    single_trials = [[trial] for trial in trials if trial not in training]
+    return [training, *single_trials] if training else single_trials
+
+
+def wait_for_outcome(ready: "SimpleQueue[Outcome]", workers: Sequence[BaseProcess]) -> None:
+    while ready.empty():
+        if any(worker.exitcode for worker in workers):
+            sys.exit("error: a process that makes trials ended; see above")
+        time.sleep(0.1)
+
+
 def work_off(
     parts: Sequence[Sequence[Trial]],
     waiting: "SimpleQueue[int | None]",
-    done: "SimpleQueue[Found]",
+    ready: "SimpleQueue[Outcome]",
     seed: int,
     seconds: float,
     folder: Path,
@@ -176,65 +221,70 @@ def work_off(
     with stop_signals(), closing(Workplace(folder, seconds)) as work:
         for part in iter(waiting.get, None):
             for line, number in parts[part]:
-                name = which(line, number, seed)
-                done.put(name | tried(work, line, Random(f"{name}")))
+                name = name_of(line, number, seed)
+                ready.put(name | outcome_of(work, line, Random(f"{name}")))
 
 
-def tried(work: Workplace, line: Line, rng: Random) -> Found:
-    """One trial's outcome."""
-    begun = time.monotonic()
+def outcome_of(work: Workplace, line: Line, rng: Random) -> Outcome:
+    """The outcome of one trial."""
+    start = time.monotonic()
     try:
-        seen = line.trial(work, rng)
+        result = line.trial(work, rng)
     except (TimeoutError, subprocess.TimeoutExpired, psutil.TimeoutExpired) as problem:
-        seen = Seen(f"hung ({problem})", hangs=1, ended_well=False)
+        result = TrialResult(f"hung ({problem})", hangs=1, ended_well=False)
     except (LookupError, OSError, AssertionError, subprocess.SubprocessError) as problem:
-        seen = Seen(f"the trial itself failed: {str(problem)[-500:]}", ended_well=False)
-    counts = {name: getattr(seen, name) for name in (*COUNTS, "repeated")}
-    told = {"expected": line.expected, "seen": seen.what, "ok": seen.ok}
-    return told | counts | {"seconds": round(time.monotonic() - begun, 1)}
+        message = f"the trial itself failed: {str(problem)[-500:]}"
+        result = TrialResult(message, ended_well=False)
+    counts = {name: getattr(result, name) for name in (*COUNTS, "repeated")}
+    return {
+        "expected": line.expected,
+        "seen": result.what,
+        "ok": result.ok,
+        **counts,
+        "seconds": round(time.monotonic() - start, 1),
+    }
 
 
-def write(rows: list[Found]) -> None:
+def write(outcomes: list[Outcome]) -> None:
     """Figures over all trials, and a line for each."""
-    figures = {name: sum(one[name] for one in rows) for name in COUNTS}
     cases, within = injection.count()
     result = {
-        "trials": len(rows),
-        **figures,
+        "trials": len(outcomes),
+        **{name: sum(outcome[name] for outcome in outcomes) for name in COUNTS},
         "injections": {"tried": cases, "within": within},
-        "rows": rows,
+        "rows": outcomes,
     }
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def line_of(one: Found) -> str:
+def line_of(outcome: Outcome) -> str:
     """A trial in one line."""
-    wrong = ", ".join(f"{name} {one[name]}" for name in COUNTS if one[name])
-    outcome = ("ok" if one["ok"] else f"WRONG {wrong}") + f", {one['repeated']} asked again" * (
-        one["repeated"] > 0
-    )
-    return f"{one['component']:<20} {one['fault']:<26} {one['seconds']:>6.1f} s  {outcome}  {one['seen']}"
+    wrong = ", ".join(f"{name} {outcome[name]}" for name in COUNTS if outcome[name])
+    verdict = "ok" if outcome["ok"] else f"WRONG {wrong}"
+    if outcome["repeated"] > 0:
+        verdict += f", {outcome['repeated']} asked again"
+    name = f"{outcome['component']:<20} {outcome['fault']:<26} {outcome['seconds']:>6.1f} s"
+    return f"{name}  {verdict}  {outcome['seen']}"
 
 
-def table(rows: list[Found]) -> Iterator[str]:
+def table(outcomes: list[Outcome]) -> Iterator[str]:
     """Markdown: a line of the matrix a line."""
-    yield "\n| component | fault | expected | trials | ok | seen |\n| --- | --- | --- | ---: | ---: | --- |"
+    yield "\n| component | fault | expected | trials | ok | seen |"
+    yield "| --- | --- | --- | ---: | ---: | --- |"
     for line in matrix():
-        mine = [
-            one for one in rows if (one["component"], one["fault"]) == (line.component, line.fault)
+        trials = [
+            outcome
+            for outcome in outcomes
+            if (outcome["component"], outcome["fault"]) == (line.component, line.fault)
         ]
-        if mine:
-            worst = min(mine, key=lambda one: one["ok"])["seen"].splitlines()[0]
-            ok = sum(one["ok"] for one in mine)
-            yield f"| {line.component} | {line.fault} | {line.expected} | {len(mine)} | {ok} | {worst} |"
-    yield (
-        "\n"
-        + ", ".join(f"{name} {sum(one[name] for one in rows)}" for name in COUNTS)
-        + f", {len(rows)} trials"
-    )
-    yield ", ".join(
-        f"{count} at {commit}" for commit, count in Counter(one["commit"] for one in rows).items()
-    )
+        if trials:
+            worst = min(trials, key=lambda outcome: outcome["ok"])["seen"].splitlines()[0]
+            counts = f"{len(trials)} | {sum(outcome['ok'] for outcome in trials)}"
+            yield f"| {line.component} | {line.fault} | {line.expected} | {counts} | {worst} |"
+    totals = [f"{name} {sum(outcome[name] for outcome in outcomes)}" for name in COUNTS]
+    yield f"\n{', '.join(totals)}, {len(outcomes)} trials"
+    commits = Counter(outcome["commit"] for outcome in outcomes)
+    yield ", ".join(f"{count} at {commit}" for commit, count in commits.items())
 
 
 if __name__ == "__main__":

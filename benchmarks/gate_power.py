@@ -1,4 +1,4 @@
-"""How often does the gate release a model that is no better, and how often one that is?
+"""Shares of simulated evaluations in which the gate releases a model, better and no better ones.
 
     make bench NAME=gate_power          (a minute of one core)
 
@@ -10,7 +10,7 @@ worst case: a gate that hangs on retrieval alone. In the table of robustness all
 passes, and the same simulated cases are tried by both rules. Intervals of the gain rest on 2,000
 bootstrap resamples instead of 10,000, and so do p-values, which no rule looks at.
 
-Writes benchmarks/results/gate_power.json and the tables in docs/reference/gate.md.
+Writes benchmarks/results/gate_power.json and the tables in gate_power.md beside it.
 """
 
 import json
@@ -18,13 +18,12 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # before numpy: threads that wait for a core which is not free are slow
+# Before numpy is loaded: threads that wait for a core which is not free are slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,36 +38,28 @@ from qinglan.grading.by_retrieval import RETRIEVAL_METRICS
 from qinglan.statistics import ArmScores, Comparison, compare
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "benchmarks/results/gate_power.json", ROOT / "docs/reference/gate.md"
-BEGIN, END = "<!-- benchmarks/gate_power.py begins -->", "<!-- benchmarks/gate_power.py ends -->"
+RESULTS = ROOT / "benchmarks/results/gate_power.json"
+PAGE = ROOT / "benchmarks/results/gate_power.md"
+BEGIN = "<!-- benchmarks/gate_power.py begins -->"
+END = "<!-- benchmarks/gate_power.py ends -->"
 
-NULL_DRAWS, POWER_DRAWS, CASE_DRAWS, RESAMPLES = 1_000, 100, 500, 2_000
+NULL_DRAWS = 1_000
+POWER_DRAWS = 100
+CASE_DRAWS = 500
+RESAMPLES = 2_000
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 TEACHER_TOP1 = 0.80
-SHARED_GROUP, OWN_GROUP, SHARED_QUESTION = 1.5, 1.5, 2.5
-"""Standard deviations beside the answer's own noise of 1. With them the difference of two arms has
-a standard error of
-0.018 on 1,000 questions about 159 documents, as in the embedded profile's runs (0.016 to 0.024)."""
+# Standard deviations beside the answer's own noise of 1. With them the difference of two arms has a
+# standard error of 0.018 on 1,000 questions about 159 documents, as in the embedded profile's runs
+# (0.016 to 0.024).
+SHARED_GROUP = 1.5
+OWN_GROUP = 1.5
+SHARED_QUESTION = 2.5
 SILENT = 0.10
-CASES, FEW_CASES = 26, 8
-"""Cases that need not pass: of query rewriting, and of the medical recipe, which has the fewest."""
-ROBUSTNESS = (
-    *(
-        (CASES, 0.95, 0.95),
-        (CASES, 0.85, 0.85),
-        (CASES, 0.7, 0.7),
-        (FEW_CASES, 0.85, 0.85),
-        (CASES, 0.95, 0.85),
-    ),
-    *(
-        (CASES, 0.75, 0.85),
-        (CASES, 0.65, 0.85),
-        (CASES, 0.55, 0.85),
-        (CASES, 0.45, 0.85),
-        (FEW_CASES, 0.45, 0.85),
-    ),
-)
-"""How many cases there are, and with what chance student and teacher pass one."""
+CASES = 26
+"""Cases of query rewriting that need not pass."""
+FEW_CASES = 8
+"""Cases of the medical recipe that need not pass: it has the fewest."""
 
 METRIC = next(metric for metric in RETRIEVAL_METRICS if metric.name == "top1")
 
@@ -88,8 +79,37 @@ class TestSet(NamedTuple):
 TEST_SETS = (TestSet(500, 80), TestSet(1_000, 159), TestSet(2_000, 318), TestSet(2_000, 159))
 
 
+class RedTeamSetting(NamedTuple):
+    """How many cases there are, and with what chance student and teacher pass one."""
+
+    cases: int
+    student: float
+    teacher: float
+
+    @property
+    def relation(self) -> str:
+        """The student, measured by the teacher."""
+        if self.student < self.teacher:
+            return "worse"
+        return "as good" if self.student == self.teacher else "better"
+
+
+ROBUSTNESS = (
+    RedTeamSetting(CASES, 0.95, 0.95),
+    RedTeamSetting(CASES, 0.85, 0.85),
+    RedTeamSetting(CASES, 0.7, 0.7),
+    RedTeamSetting(FEW_CASES, 0.85, 0.85),
+    RedTeamSetting(CASES, 0.95, 0.85),
+    RedTeamSetting(CASES, 0.75, 0.85),
+    RedTeamSetting(CASES, 0.65, 0.85),
+    RedTeamSetting(CASES, 0.55, 0.85),
+    RedTeamSetting(CASES, 0.45, 0.85),
+    RedTeamSetting(FEW_CASES, 0.45, 0.85),
+)
+
+
 class Share(NamedTuple):
-    """How many of the draws had a verdict, with the exact 95% interval of Clopper and Pearson."""
+    """Share of the draws that had a verdict, with the exact 95% interval of Clopper and Pearson."""
 
     count: int
     draws: int
@@ -109,26 +129,39 @@ class Share(NamedTuple):
         return {"count": self.count, "draws": self.draws, "low": low, "high": high}
 
 
+PowerCurve = Mapping[float, Mapping[TestSet, Share]]
+"""Share of models that are released, by their gain and the test set."""
+Refusals = Mapping[RedTeamSetting, tuple[Share, Share]]
+"""Share of models that are refused where every case must pass, and where the rates are compared."""
+
+
 def right_answers(
     rng: np.random.Generator, groups: NDArray[np.int64], chances: Sequence[float]
 ) -> list[Bits]:
-    """Whether each arm's first document is the right one, for arms whose chances of it are
-    these."""
-    count, questions = int(groups.max()) + 1, len(groups)
-    shared = rng.normal(0, SHARED_GROUP, count)[groups] + rng.normal(0, SHARED_QUESTION, questions)
+    """Whether each arm's first document is the right one, as 1 or 0.
+
+    Args:
+        groups: the document of each question, by its number.
+        chances: the chance of each arm that it is the right one.
+    """
+    group_count = int(groups.max()) + 1
+    question_count = len(groups)
+    shared_by_group = rng.normal(0, SHARED_GROUP, group_count)[groups]
+    shared = shared_by_group + rng.normal(0, SHARED_QUESTION, question_count)
     spread = np.sqrt(1 + SHARED_GROUP**2 + OWN_GROUP**2 + SHARED_QUESTION**2)
-    return [
-        (norm.ppf(p) * spread + shared + rng.normal(0, OWN_GROUP, count)[groups] + rng.normal(size=questions) > 0)
-        .astype(float)
-        for p in chances
-    ]  # fmt: skip
+    answers = []
+    for chance in chances:
+        own = rng.normal(0, OWN_GROUP, group_count)[groups]
+        noise = rng.normal(size=question_count)
+        is_right = norm.ppf(chance) * spread + shared + own + noise > 0
+        answers.append(is_right.astype(float))
+    return answers
 
 
 def evaluation(
     rng: np.random.Generator, test_set: TestSet, chances: dict[str, float], silent: str = ""
 ) -> Evaluation:
-    """One simulated evaluation of `rl` against the teacher and, where it has a chance, the
-    champion.
+    """One simulated evaluation of `rl` against the teacher and, if it has a chance, the champion.
 
     Args:
         silent: the arm that does not give a share of its wrong answers at all.
@@ -137,37 +170,41 @@ def evaluation(
     ids = [f"{place:04d}" for place in range(test_set.questions)]
     group_of = dict(zip(ids, (f"{group:04d}" for group in groups), strict=True))
     answers = dict(zip(chances, right_answers(rng, groups, list(chances.values())), strict=True))
-    mute = rng.random(test_set.questions) < SILENT
+    is_mute = rng.random(test_set.questions) < SILENT
     if silent:
-        answers[silent][(answers[silent] == 0) & mute] = np.nan
-    scores = {
-        name: ArmScores(arm=name, scores={METRIC.name: dict(zip(ids, bits.tolist(), strict=True))})
-        for name, bits in answers.items()
-    }
-    found = [
-        compare(scores["rl"], scores[b], METRIC.name, group_of, RESAMPLES)
-        for b in chances
-        if b != "rl"
+        answers[silent][(answers[silent] == 0) & is_mute] = np.nan
+    scores: dict[str, ArmScores] = {}
+    for name, bits in answers.items():
+        bit_of = dict(zip(ids, bits.tolist(), strict=True))
+        scores[name] = ArmScores(arm=name, scores={METRIC.name: bit_of})
+    comparisons = [
+        compare(scores["rl"], scores[rival], METRIC.name, group_of, RESAMPLES)
+        for rival in chances
+        if rival != "rl"
     ]
-    return _evaluation(found, {"rl": tried(np.ones(1), must_pass=True)})
+    return _evaluation(comparisons, {"rl": red_team_results(np.ones(1), must_pass=True)})
 
 
-def tried(passed: Bits, *, must_pass: bool) -> list[RedTeamResult]:
+def red_team_results(passed: Bits, *, must_pass: bool) -> list[RedTeamResult]:
     return [
         RedTeamResult(
-            case_id=f"{place}", name="", kind="emoji", must_pass=must_pass, passed=bool(each)
+            case_id=f"{place}", name="", kind="emoji", must_pass=must_pass, passed=bool(bit)
         )
-        for place, each in enumerate(passed)
+        for place, bit in enumerate(passed)
     ]
 
 
 def _evaluation(
     comparisons: list[Comparison], red_team: dict[str, list[RedTeamResult]]
 ) -> Evaluation:
-    arms = ["rl", *(found.b for found in comparisons)]
+    questions = comparisons[0].n
+    arms = {"rl": _cheap_arm(questions)}
+    for comparison in comparisons:
+        is_teacher = comparison.b == "teacher"
+        arms[comparison.b] = _teacher_arm(questions) if is_teacher else _cheap_arm(questions)
     return Evaluation(
         metrics=[METRIC],
-        arms={name: _arm(comparisons[0].n, cheap=name != "teacher") for name in arms},
+        arms=arms,
         comparisons=comparisons,
         examples=[],
         shared=[],
@@ -175,170 +212,205 @@ def _evaluation(
     )
 
 
-def _arm(questions: int, *, cheap: bool) -> ArmFigures:
-    return ArmFigures(
-        n=questions, latency_p50_ms=20 if cheap else 900, cost_per_1000_usd=0.01 if cheap else 1.0
-    )
+def _cheap_arm(questions: int) -> ArmFigures:
+    return ArmFigures(n=questions, latency_p50_ms=20, cost_per_1000_usd=0.01)
+
+
+def _teacher_arm(questions: int) -> ArmFigures:
+    return ArmFigures(n=questions, latency_p50_ms=900, cost_per_1000_usd=1.0)
 
 
 def verdicts(
     test_set: TestSet, chances: dict[str, float], draws: int, seed: int, silent: str = ""
 ) -> Counter[Verdict]:
-    """What the gate says to each of so many evaluations."""
+    """Number of each verdict of the gate over so many evaluations."""
     champion = "1" if "champion" in chances else None
-    streams = np.random.default_rng([seed, *test_set]).spawn(draws)
-    found = (evaluation(rng, test_set, chances, silent) for rng in streams)
-    return Counter(decide(one, [], Gate(), champion).verdict for one in found)
+    counts: Counter[Verdict] = Counter()
+    for rng in np.random.default_rng([seed, *test_set]).spawn(draws):
+        simulated = evaluation(rng, test_set, chances, silent)
+        counts[decide(simulated, [], Gate(), champion).verdict] += 1
+    return counts
 
 
-def refused(cases: int, student: float, teacher: float, *, must_pass: bool) -> Share:
+def promotions(
+    test_set: TestSet, chances: dict[str, float], draws: int, seed: int, silent: str = ""
+) -> Share:
+    """Share of so many evaluations after which the gate releases the model."""
+    return Share(verdicts(test_set, chances, draws, seed, silent)["promote"], draws)
+
+
+def refused(setting: RedTeamSetting, *, must_pass: bool) -> Share:
     """How often a model that is better on retrieval is not released for its red team."""
-    count, better = 0, Comparison(
-        a="rl", b="teacher", metric=METRIC.name, n=1_000, groups=159, diff=0.1, ci95=(0.05, 0.15), wins=0, ties=0,
-        losses=0, p_value=None, detectable_diff=None,
-    )  # fmt: skip
-    for rng in np.random.default_rng([5, cases, round(100 * student), round(100 * teacher)]).spawn(
-        CASE_DRAWS
-    ):
-        mine, theirs = right_answers(rng, np.arange(cases), [student, teacher])
+    better = Comparison(
+        a="rl",
+        b="teacher",
+        metric=METRIC.name,
+        n=1_000,
+        groups=159,
+        diff=0.1,
+        ci95=(0.05, 0.15),
+        wins=0,
+        ties=0,
+        losses=0,
+        p_value=None,
+        detectable_diff=None,
+    )
+    cases, student, teacher = setting
+    seeds = [5, cases, round(100 * student), round(100 * teacher)]
+    count = 0
+    for rng in np.random.default_rng(seeds).spawn(CASE_DRAWS):
+        student_passed, teacher_passed = right_answers(rng, np.arange(cases), [student, teacher])
         red_team = {
-            "rl": tried(mine, must_pass=must_pass),
-            "teacher": tried(theirs, must_pass=must_pass),
+            "rl": red_team_results(student_passed, must_pass=must_pass),
+            "teacher": red_team_results(teacher_passed, must_pass=must_pass),
         }
-        count += decide(_evaluation([better], red_team), [], Gate(), None).verdict != "promote"
+        decision = decide(_evaluation([better], red_team), [], Gate(), None)
+        if decision.verdict != "promote":
+            count += 1
     return Share(count, CASE_DRAWS)
 
 
-def robustness() -> dict[tuple[int, float, float], tuple[Share, Share]]:
-    """By cases and chances, how often every case must pass refuses, and how often the rates do."""
+def robustness() -> Refusals:
+    """How often both rules for the red team refuse a model."""
     return {
-        each: (refused(*each, must_pass=True), refused(*each, must_pass=False))
-        for each in ROBUSTNESS
+        setting: (refused(setting, must_pass=True), refused(setting, must_pass=False))
+        for setting in ROBUSTNESS
     }
 
 
 def standard_error(test_set: TestSet, draws: int = 50) -> float:
-    """Of the difference in top-1, as the bootstrap sees it: what the simulation is matched by."""
-    streams = np.random.default_rng([9, *test_set]).spawn(draws)
-    found = (
-        evaluation(rng, test_set, dict.fromkeys(("rl", "teacher"), TEACHER_TOP1)) for rng in streams
-    )
-    return float(
-        np.mean(
-            [(one.comparisons[0].detectable_diff or 0) / statistics.POWER_FACTOR for one in found]
-        )
-    )
+    """Standard error of the difference in top-1, as the bootstrap sees it.
+
+    The simulation's spread is chosen so that this matches the embedded profile's runs.
+    """
+    chances = dict.fromkeys(("rl", "teacher"), TEACHER_TOP1)
+    errors = []
+    for rng in np.random.default_rng([9, *test_set]).spawn(draws):
+        comparison = evaluation(rng, test_set, chances).comparisons[0]
+        errors.append((comparison.detectable_diff or 0) / statistics.POWER_FACTOR)
+    return float(np.mean(errors))
 
 
 def false_promotions() -> dict[str, Share]:
-    """Models that are no better than what they must beat, by what that is."""
+    """How often models are released that are no better than what they must beat."""
     same = dict.fromkeys(("rl", "teacher"), TEACHER_TOP1)
-    found = {
-        f"as good as the teacher, {test_set}": verdicts(test_set, same, NULL_DRAWS, 1)["promote"]
+    better = TEACHER_TOP1 + 0.1
+    champion = {"rl": better, "teacher": TEACHER_TOP1, "champion": better}
+    usual = TEST_SETS[1]
+    silence = f"on {SILENT:.0%} of what it gets wrong, {usual}"
+    shares = {
+        f"as good as the teacher, {test_set}": promotions(test_set, same, NULL_DRAWS, 1)
         for test_set in TEST_SETS
     }
-    champion = {"rl": TEACHER_TOP1 + 0.1, "teacher": TEACHER_TOP1, "champion": TEACHER_TOP1 + 0.1}
-    found[f"as good as the champion and 0.10 better than the teacher, {TEST_SETS[1]}"] = verdicts(
-        TEST_SETS[1], champion, NULL_DRAWS, 2
-    )["promote"]
-    for arm, which in (("rl", "silent"), ("teacher", "which is silent")):
-        found[
-            f"as good as the teacher, {which} on {SILENT:.0%} of what it gets wrong, {TEST_SETS[1]}"
-        ] = verdicts(TEST_SETS[1], same, NULL_DRAWS, 4, arm)["promote"]
-    return {what: Share(count, NULL_DRAWS) for what, count in found.items()}
+    shares[f"as good as the champion and 0.10 better than the teacher, {usual}"] = promotions(
+        usual, champion, NULL_DRAWS, 2
+    )
+    shares[f"as good as the teacher, silent {silence}"] = promotions(
+        usual, same, NULL_DRAWS, 4, "rl"
+    )
+    shares[f"as good as the teacher, which is silent {silence}"] = promotions(
+        usual, same, NULL_DRAWS, 4, "teacher"
+    )
+    return shares
 
 
-def power() -> dict[float, dict[TestSet, Share]]:
-    """Models that are better than the teacher by so much: how often are they promoted?"""
-    return {
-        gain: {
-            test_set: Share(
-                verdicts(
-                    test_set, {"rl": TEACHER_TOP1 + gain, "teacher": TEACHER_TOP1}, POWER_DRAWS, 3
-                )["promote"],
-                POWER_DRAWS,
-            )
-            for test_set in TEST_SETS
+def power() -> PowerCurve:
+    """How often models are released that are better than the teacher by so much."""
+    curve: dict[float, dict[TestSet, Share]] = {}
+    for gain in GAINS:
+        chances = {"rl": TEACHER_TOP1 + gain, "teacher": TEACHER_TOP1}
+        curve[gain] = {
+            test_set: promotions(test_set, chances, POWER_DRAWS, 3) for test_set in TEST_SETS
         }
-        for gain in GAINS
-    }
+    return curve
 
 
 def markdown(
-    null: dict[str, Share],
-    curve: dict[float, dict[TestSet, Share]],
-    robust: dict[tuple[int, float, float], tuple[Share, Share]],
-    error: float,
-) -> str:
-    """The tables."""
-    lines = [
-        f"Released although no better ({NULL_DRAWS:,} simulated evaluations each, exact 95% intervals; the standard "
-        f"error of the difference is {error:.3f} on {TEST_SETS[1]}):",
-        "",
-        "| The model is | Released |",
-        "| --- | ---: |",
-        *(f"| {what} | {share.text} |" for what, share in null.items()),
-        "",
-        f"Released, by how much better than the teacher's {TEACHER_TOP1:.2f} top-1 it really is ({POWER_DRAWS} each):",
-        "",
-        "| Gain | " + " | ".join(map(str, TEST_SETS)) + " |",
-        "| ---: |" + " ---: |" * len(TEST_SETS),
-        *(
-            f"| {gain:.2f} | " + " | ".join(shares[test_set].text for test_set in TEST_SETS) + " |"
-            for gain, shares in curve.items()
-        ),
-        "",
-        f"Refused for its red team, by the chance with which student and teacher pass a case ({CASE_DRAWS} each). "
-        "Where the student is as good or better, a refusal is false; where it is worse, a release is:",
-        "",
-        "| The student is | Cases | Student | Teacher | Every case must pass | Rates |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {'worse' if student < teacher else 'as good' if student == teacher else 'better'} | {cases} "
-            f"| {student:.2f} | {teacher:.2f} | {every.text} | {rates.text} |"
-            for (cases, student, teacher), (every, rates) in robust.items()
-        ),
-    ]
-    return "\n".join(lines)
+    null: Mapping[str, Share], curve: PowerCurve, refusals: Refusals, error: float
+) -> Iterator[str]:
+    """The lines of the tables."""
+    yield (
+        f"Released although no better ({NULL_DRAWS:,} simulated evaluations each, exact 95% "
+        f"intervals; the standard error of the difference is {error:.3f} on {TEST_SETS[1]}):"
+    )
+    yield ""
+    yield "| The model is | Released |"
+    yield "| --- | ---: |"
+    for model, share in null.items():
+        yield f"| {model} | {share.text} |"
+    yield ""
+    yield (
+        f"Released, by how much better than the teacher's {TEACHER_TOP1:.2f} top-1 it really is "
+        f"({POWER_DRAWS} each):"
+    )
+    yield ""
+    yield f"| Gain | {' | '.join(map(str, TEST_SETS))} |"
+    yield "| ---: |" + " ---: |" * len(TEST_SETS)
+    for gain, shares in curve.items():
+        cells = [shares[test_set].text for test_set in TEST_SETS]
+        yield f"| {gain:.2f} | {' | '.join(cells)} |"
+    yield ""
+    yield (
+        "Refused for its red team, by the chance with which student and teacher pass a case "
+        f"({CASE_DRAWS} each). Where the student is as good or better, a refusal is false; where "
+        "it is worse, a release is:"
+    )
+    yield ""
+    yield "| The student is | Cases | Student | Teacher | Every case must pass | Rates |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for setting, (every_case, rates) in refusals.items():
+        chances = f"{setting.cases} | {setting.student:.2f} | {setting.teacher:.2f}"
+        yield f"| {setting.relation} | {chances} | {every_case.text} | {rates.text} |"
 
 
 def write_page(text: str, page: Path = PAGE) -> None:
     """Put the tables between the page's markers."""
     old = page.read_text(encoding="utf-8")
-    new, found = re.subn(
+    new, replaced = re.subn(
         f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL
     )
-    if found != 1:
+    if replaced != 1:
         raise SystemExit(f"{page}: needs the lines {BEGIN} and {END} once each")
     page.write_text(new, encoding="utf-8")
 
 
-def main() -> None:
-    """Simulate, print and write down."""
-    start = time.process_time()
-    statistics.MIN_FLIPS = RESAMPLES  # p-values are dear, and the gate does not look at them
-    error = standard_error(TEST_SETS[1])
-    null, curve, robust = false_promotions(), power(), robustness()
-    text = markdown(null, curve, robust, error)
-    print(f"\n{text}\n\n{time.process_time() - start:.0f} s of processor time")
-    content = {
+def results(
+    null: Mapping[str, Share], curve: PowerCurve, refusals: Refusals, error: float
+) -> dict[str, object]:
+    """The content of the results' file."""
+    power_by_gain = {}
+    for gain, shares in curve.items():
+        by_test_set = {str(test_set): share.as_dict() for test_set, share in shares.items()}
+        power_by_gain[f"{gain:g}"] = by_test_set
+    robustness_rows = []
+    for setting, (every_case, rates) in refusals.items():
+        rules = {"every_case_must_pass": every_case.as_dict(), "rates": rates.as_dict()}
+        robustness_rows.append(setting._asdict() | rules)
+    return {
         "settings": {
             "resamples": RESAMPLES,
             "teacher_top1": TEACHER_TOP1,
             "standard_error": error,
             "gate": Gate().model_dump(mode="json"),
         },
-        "false_promotions": {what: share.as_dict() for what, share in null.items()},
-        "power": {
-            f"{gain:g}": {str(t): s.as_dict() for t, s in shares.items()}
-            for gain, shares in curve.items()
-        },
-        "robustness": [
-            {"cases": cases, "student": student, "teacher": teacher}
-            | {"every_case_must_pass": every.as_dict(), "rates": rates.as_dict()}
-            for (cases, student, teacher), (every, rates) in robust.items()
-        ],
+        "false_promotions": {model: share.as_dict() for model, share in null.items()},
+        "power": power_by_gain,
+        "robustness": robustness_rows,
     }
+
+
+def main() -> None:
+    """Simulate, print and write down."""
+    start = time.process_time()
+    # The p-values are dear, and the gate does not look at them.
+    statistics.MIN_FLIPS = RESAMPLES
+    error = standard_error(TEST_SETS[1])
+    null = false_promotions()
+    curve = power()
+    refusals = robustness()
+    text = "\n".join(markdown(null, curve, refusals, error))
+    print(f"\n{text}\n\n{time.process_time() - start:.0f} s of processor time")
+    content = results(null, curve, refusals, error)
     RESULTS.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_page(text)
 

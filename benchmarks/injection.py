@@ -1,4 +1,4 @@
-"""How many attacks of tests/recipes/injection.yaml leave teacher, judge and panel unmoved?
+"""Counts the attacks of tests/recipes/injection.yaml that leave teacher, judge and panel unmoved.
 
     make bench NAME=injection          (seconds)
 
@@ -31,13 +31,17 @@ from qinglan.simulators.chat_server import SeededRequest, complete
 
 FILE = Path(__file__).parents[1] / "tests/recipes/injection.yaml"
 SEEDS = range(5)
-"""The simulated judges err at random; of several the median counts."""
+"""The simulated judges err at random: the median over these seeds counts."""
 _TENANT = Tenant()
-_REWRITE, _MEDICAL, _VERDICT = query_rewrite.RECIPE, medical.RECIPE, answer_judge.RECIPE
+_REWRITE = query_rewrite.RECIPE
+_MEDICAL = medical.RECIPE
+_VERDICT = answer_judge.RECIPE
 _GRADED = ("rewrite", "passage", "text", "candidate")
+"""Fields whose text is graded: an attack there wants a better score, and a worse one is no harm."""
 Fields = dict[str, str]
 Ask = Callable[[str, list[Message], int], str]
-"""A simulated model's name, which says who is meant, messages and a seed → the answer."""
+"""Takes a simulated model's name, which says who is meant, messages and a seed; gives the
+answer."""
 
 
 class Prompt(NamedTuple):
@@ -53,95 +57,114 @@ class Case(NamedTuple):
     row: Fields
     field: str
     clean: str
+    """The field's text without the attack."""
     attacked: str
-    """The field's text, without and with the attack."""
+    """The field's text with the attack."""
     by: float
+    """The movement of the answer that is tolerated."""
     wants: str
+    """The words that the attack wants in a teacher's answer."""
 
 
 def _row(fields: Fields) -> Row:
-    asked = {name: fields.get(name, "") for name in ("query", "profile", "history")}
     inputs = {name: fields[name] for name in ("answer", "reference", "candidate") if name in fields}
-    return Row(id="x", tenant=_TENANT.id, source="x", inputs=inputs, **asked)
+    return Row(
+        id="x",
+        tenant=_TENANT.id,
+        source="x",
+        query=fields.get("query", ""),
+        profile=fields.get("profile", ""),
+        history=fields.get("history", ""),
+        inputs=inputs,
+    )
 
 
 def _verdict_score(text: str) -> float:
-    """The better, the higher: main and secondary verdict count."""
-    found = verdict_in(_VERDICT.parse_answer(text))
-    assert found is not None
-    return -FLAWS.index(found.flaw) - 2.0 * (found.main == WRONG)
+    """A verdict as a number, the higher the better: main and secondary verdict count."""
+    verdict = verdict_in(_VERDICT.parse_answer(text))
+    assert verdict is not None
+    score = -float(FLAWS.index(verdict.flaw))
+    return score - 2.0 if verdict.main == WRONG else score
 
 
 PROMPTS = {
     "rewriter": Prompt(
         "simulated-rewriter",
-        lambda f: _REWRITE.teacher_messages(_row(f), _TENANT),
+        lambda fields: _REWRITE.teacher_messages(_row(fields), _TENANT),
         _REWRITE.parse_answer,
     ),
     "doctor": Prompt(
         "simulated-medical-doctor",
-        lambda f: _MEDICAL.teacher_messages(_row(f), _TENANT),
+        lambda fields: _MEDICAL.teacher_messages(_row(fields), _TENANT),
         _MEDICAL.parse_answer,
     ),
     "judge": Prompt(
         "simulated-judge",
-        lambda f: query_rewrite.judge_messages(_row(f), f["rewrite"], _TENANT),
+        lambda fields: query_rewrite.judge_messages(_row(fields), fields["rewrite"], _TENANT),
         _REWRITE.grader.parse_judge,
     ),
     "relevance": Prompt(
         "simulated-judge",
-        lambda f: query_rewrite.relevance_messages(_row(f), f["passage"], _TENANT),
+        lambda fields: query_rewrite.relevance_messages(_row(fields), fields["passage"], _TENANT),
         _REWRITE.grader.parse_relevance,
     ),
     "medical_judge": Prompt(
         "simulated-medical-judge",
-        lambda f: medical.judge_messages(_row(f), f["text"], _TENANT),
+        lambda fields: medical.judge_messages(_row(fields), fields["text"], _TENANT),
         _MEDICAL.grader.parse_judge,
     ),
     "verdict": Prompt(
-        "simulated-reasoner", lambda f: _VERDICT.teacher_messages(_row(f), _TENANT), _verdict_score
+        "simulated-reasoner",
+        lambda fields: _VERDICT.teacher_messages(_row(fields), _TENANT),
+        _verdict_score,
     ),
     "panel": Prompt(
         "simulated-judge",
-        lambda f: query_rewrite.panel_messages(_row(f), [f["worse"], f["better"]], _TENANT),
+        lambda fields: query_rewrite.panel_messages(
+            _row(fields), [fields["worse"], fields["better"]], _TENANT
+        ),
         partial(parse_scores, count=2),
     ),
 }
 
 
 def cases() -> Iterator[Case]:
+    """All cases of the file; `@` in its texts stands for the field's own text."""
     for group in yaml.safe_load(FILE.read_text(encoding="utf-8")):
-        prompt, row, by, wants = (
-            PROMPTS[group["prompt"]],
-            group["row"],
-            group.get("by", 0),
-            group.get("wants", ""),
-        )
+        row = group["row"]
         for case in group["cases"]:
-            clean = case.get("clean", "@").replace("@", row[case["in"]])
+            field = case["in"]
             before, _, after = case["text"].partition("@")
-            attacked = before + row[case["in"]] + after * case.get("times", 1)
             yield Case(
-                case["name"], group["role"], prompt, row, case["in"], clean, attacked, by, wants
+                name=case["name"],
+                role=group["role"],
+                prompt=PROMPTS[group["prompt"]],
+                row=row,
+                field=field,
+                clean=case.get("clean", "@").replace("@", row[field]),
+                attacked=before + row[field] + after * case.get("times", 1),
+                by=group.get("by", 0),
+                wants=group.get("wants", ""),
             )
 
 
 def simulated(model: str, messages: list[Message], seed: int) -> str:
-    _, body = complete(
-        SeededRequest.model_validate({"model": model, "messages": messages, "seed": seed})
-    )
+    """The answer of one of the embedded models."""
+    request = SeededRequest.model_validate({"model": model, "messages": messages, "seed": seed})
+    _, body = complete(request)
     return str(body["choices"][0]["message"]["content"])
 
 
 def moved(case: Case, ask: Ask = simulated) -> float:
-    """How far the attack moves the answer, to be compared with `case.by`; infinitely far where no
-    answer is usable."""
-    rows = [case.row | {case.field: text} for text in (case.clean, case.attacked)]
-    clean, attacked = map(case.prompt.messages, rows)
+    """How far the attack moves the answer, to be compared with `case.by`.
+
+    It is infinitely far if no answer is usable, or if the attack left its place in the prompt.
+    """
+    clean = case.prompt.messages({**case.row, case.field: case.clean})
+    attacked = case.prompt.messages({**case.row, case.field: case.attacked})
     try:
-        before, after = (
-            [_answer(case, ask, each, seed) for seed in SEEDS] for each in (clean, attacked)
-        )
+        before = [_answer(case, ask, clean, seed) for seed in SEEDS]
+        after = [_answer(case, ask, attacked, seed) for seed in SEEDS]
     except TeacherError:
         return math.inf
     if _outside(clean) != _outside(attacked):
@@ -149,41 +172,40 @@ def moved(case: Case, ask: Ask = simulated) -> float:
     if case.role == "teacher":
         return float(any(case.wants in answer for answer in after))
     if case.role == "panel":
-        wins = [
-            median(better - worse for worse, better in scores) > 0 for scores in (before, after)
-        ]
-        return float(wins[0] != wins[1])
+        return float(_better_wins(before) != _better_wins(after))
     change = float(median(after) - median(before))
     return change if case.field in _GRADED else abs(change)
 
 
+def _better_wins(scores: list[tuple[float, float]]) -> bool:
+    """Does the panel give the better text more than the worse one?"""
+    return median(better - worse for worse, better in scores) > 0
+
+
 def count(ask: Ask = simulated) -> tuple[int, int]:
-    """How many cases were tried, and in how many of them the answer moved no further than it
-    may."""
-    found = [moved(case, ask) <= case.by for case in cases()]
-    return len(found), sum(found)
+    """How many cases were tried, and in how many the answer moved no further than it may."""
+    verdicts = [moved(case, ask) <= case.by for case in cases()]
+    return len(verdicts), sum(verdicts)
 
 
 def _answer(case: Case, ask: Ask, messages: list[Message], seed: int) -> Any:
-    said = ask(case.prompt.model, messages, seed)
-    found = case.prompt.parse(said)
-    if (
-        case.role != "teacher"
-        and case.prompt.parse(f"消息是：{messages[-1]['content']}\n{said}") != found
-    ):
+    """The parsed answer, which must not change where the model quotes the message before it."""
+    text = ask(case.prompt.model, messages, seed)
+    answer = case.prompt.parse(text)
+    if case.role == "teacher":
+        return answer
+    if case.prompt.parse(f"消息是：{messages[-1]['content']}\n{text}") != answer:
         raise TeacherError("the message reads as an answer", CONTRADICTORY)
-    return found
+    return answer
 
 
 def _outside(messages: list[Message]) -> list[str]:
-    """What of the prompt is no data."""
+    """The parts of the prompt that are no data."""
     user = messages[-1]["content"]
     number = re.search("<([0-9]{6})>", user)
     assert number, "a prompt without delimiters"
-    return [
-        messages[0]["content"],
-        *re.split(f"<{number[1]}>.*?</{number[1]}>", user, flags=re.DOTALL),
-    ]
+    around_data = re.split(f"<{number[1]}>.*?</{number[1]}>", user, flags=re.DOTALL)
+    return [messages[0]["content"], *around_data]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""RL with a judge of passages of one's own: κ with the judge, the bill of RL, and top-1 beside RL
-with the judge.
+"""RL with a judge of passages of one's own: κ with the judge, the bill of RL, and top-1.
 
     make bench NAME=local_judge
     python benchmarks/local_judge.py --seeds 1 --set rl.total_steps=2 --to /tmp/small.json
 
-For each RL seed: query rewriting with the judge, without labels; the workbook of its verdicts; the
-judge that learns them, released whatever its gate says; query rewriting with that one. Each run
-begins with an empty ledger, so that a bill is that of one run. In a temporary site, or with
-`--site` in a folder whose finished stages are reused. Prints the table and writes
-benchmarks/results/local_judge.json.
+RL with the judge itself stands beside it. For each RL seed: query rewriting with the judge, without
+labels; the workbook of its verdicts; the judge that learns them, released whatever its gate says;
+query rewriting with that one. Each run begins with an empty ledger, so that a bill is that of one
+run. In a temporary site, or with `--site` in a folder whose finished stages are reused. Prints the
+table and writes benchmarks/results/local_judge.json.
 """
 
 import argparse
@@ -17,34 +16,46 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commands import parse_options, qinglan, with_set, write_figures
 from rl_experiments.results import Result, difference, mean_top1, result_of_run, stage_of
 
 RESULT = Path(__file__).parent / "results" / "local_judge.json"
 LEDGER_ENV = "QINGLAN_BENCH_LEDGER"
-Found = dict[str, Any]
+Figures = dict[str, Any]
+
+
+class SeedRun(NamedTuple):
+    """The runs of one seed."""
+
+    figures: Figures
+    with_judge: Result
+    with_own_judge: Result
+    groups: Mapping[str, str]
+    """The group of each test question."""
 
 
 def main() -> None:
     """Run all seeds, then print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(
+            "RL with a judge of passages of one's own: κ with the judge, the bill of RL, and top-1 "
+            "beside RL with the judge."
+        )
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds of RL")
-    asked = parse_options(parser, RESULT)
-    with tempfile.TemporaryDirectory() as new:
-        site = (asked.site or Path(new)).resolve()
-        measured = [measure(site, seed, asked.set) for seed in range(1, asked.seeds + 1)]
-    found = summary(*zip(*measured, strict=True))
-    write_figures(asked.to, found)
-    print("\n".join(table(found)))
+    options = parse_options(parser, RESULT)
+    with tempfile.TemporaryDirectory() as temporary_site:
+        site = (options.site or Path(temporary_site)).resolve()
+        runs = [measure(site, seed, options.set) for seed in range(1, options.seeds + 1)]
+    figures = summary(runs)
+    write_figures(options.to, figures)
+    print("\n".join(table(figures)))
 
 
-def measure(
-    site: Path, seed: int, settings: Sequence[str]
-) -> tuple[Found, Result, Result, dict[str, str]]:
-    """A seed's figures, what RL with the judge and with the local one found, and the questions'
-    groups."""
+def measure(site: Path, seed: int, settings: Sequence[str]) -> SeedRun:
+    """Run a seed: RL with the judge, training of a judge of one's own, RL with that one."""
     workbook = site / f"judge-{seed}.xlsx"
     workbook.unlink(missing_ok=True)
     paid = pipeline(site, "embedded", seed, "reward.use_labels=false", *settings)
@@ -55,55 +66,59 @@ def measure(
         version = ("promote", released["version"], "--force", "--reason", "benchmark")
         qinglan(site, "release", *version, "--profile", "passage_judge")
     own = pipeline(site, "embedded_local_judge", seed, *settings)
-    known: Found = {"seed": seed, "settings": (), "sources": "", "wall_s": 0.0, "own_ledger": True}
+    known: Figures = {
+        "seed": seed,
+        "settings": (),
+        "sources": "",
+        "wall_s": 0.0,
+        "own_ledger": True,
+    }
     with_judge, groups = result_of_run(paid, experiment="judge", **known)
-    with_own, _ = result_of_run(own, experiment="local judge", **known)
+    with_own_judge, _ = result_of_run(own, experiment="local judge", **known)
     report = json.loads((judge / "report.json").read_text(encoding="utf-8"))
     figures = {
         "seed": seed,
-        "judge_main": {arm: found["scores"]["main"] for arm, found in report["arms"].items()},
+        "judge_main": {name: arm["scores"]["main"] for name, arm in report["arms"].items()},
         "gate": report["decision"]["verdict"],
         "agreement": stage_of(own, "local_judge").details["agreement"],
         "usd": {
             "judge": with_judge.summary["judge_cost_usd"],
-            "local": with_own.summary["judge_cost_usd"],
+            "local": with_own_judge.summary["judge_cost_usd"],
         },
-        "top1": {"judge": mean_top1(with_judge, "rl"), "local": mean_top1(with_own, "rl")},
+        "top1": {"judge": mean_top1(with_judge, "rl"), "local": mean_top1(with_own_judge, "rl")},
     }
-    return figures, with_judge, with_own, groups
+    return SeedRun(figures, with_judge, with_own_judge, groups)
 
 
 def pipeline(site: Path, profile: str, seed: int, *settings: str) -> Path:
-    """A finished run's folder."""
-    os.environ[LEDGER_ENV] = f"sqlite:///{site / f'ledger-{profile}-{seed}.db'}"
-    changed = [*settings, f"rl.seed={seed}", f"ledger.url_env={LEDGER_ENV}"]
-    if profile != "passage_judge":  # a champion would be one more arm of the next run
-        changed.append("release.promote=none")
-    qinglan(site, "run", "pipeline", "--profile", profile, *with_set(changed))
+    """Run the pipeline with a ledger of its own; the run's folder."""
+    ledger = site / f"ledger-{profile}-{seed}.db"
+    os.environ[LEDGER_ENV] = f"sqlite:///{ledger}"
+    overrides = [*settings, f"rl.seed={seed}", f"ledger.url_env={LEDGER_ENV}"]
+    # A champion would be one more arm of the next run; the judge must become one.
+    if profile != "passage_judge":
+        overrides.append("release.promote=none")
+    qinglan(site, "run", "pipeline", "--profile", profile, *with_set(overrides))
     return (site / "runs" / "latest").resolve()
 
 
-def summary(
-    figures: Sequence[Found],
-    paid: Sequence[Result],
-    own: Sequence[Result],
-    groups: Sequence[Mapping[str, str]],
-) -> Found:
+def summary(runs: Sequence[SeedRun]) -> Figures:
     """The seeds' figures, and the difference in top-1 over all of them."""
-    ours, theirs = ({each.seed: each for each in some} for some in (own, paid))
-    found = difference(ours, "rl", theirs, "rl", groups[0])
-    assert found is not None, "the seeds have the same questions"
+    own_judge = {run.with_own_judge.seed: run.with_own_judge for run in runs}
+    judge = {run.with_judge.seed: run.with_judge for run in runs}
+    top1 = difference(own_judge, "rl", judge, "rl", runs[0].groups)
+    assert top1 is not None, "the seeds have the same questions"
     return {
         "cores": os.cpu_count(),
-        "versions": paid[0].versions,
-        "seeds": list(figures),
-        "local_minus_judge": {"diff": found.diff, "ci95": found.ci95, "n": found.n},
+        "versions": runs[0].with_judge.versions,
+        "seeds": [run.figures for run in runs],
+        "local_minus_judge": {"diff": top1.diff, "ci95": top1.ci95, "n": top1.n},
     }
 
 
-def table(found: Found) -> list[str]:
+def table(figures: Figures) -> list[str]:
     """Markdown: a seed a line, then the difference."""
-    heads = (
+    headings = (
         "RL seed",
         "judge's accuracy",
         "pairs",
@@ -114,25 +129,33 @@ def table(found: Found) -> list[str]:
         "top-1, judge",
         "local",
     )
-    lines = [f"\n| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
-    for one in found["seeds"]:
-        agreement, usd, top1 = one["agreement"], one["usd"], one["top1"]
-        cells = [str(one["seed"]), shown(one["judge_main"]["rl"]["mean"]), str(agreement["pairs"])]
-        cells += [shown(agreement["kappa"]), shown(agreement["kappa_low"])]
-        cells += [f"{usd[judge]:.4f}" for judge in ("judge", "local")]
-        cells += [shown(top1[judge]) for judge in ("judge", "local")]
+    lines = [f"\n| {' | '.join(headings)} |", "| ---: " * len(headings) + "|"]
+    for seed in figures["seeds"]:
+        agreement = seed["agreement"]
+        cells = [
+            str(seed["seed"]),
+            shown(seed["judge_main"]["rl"]["mean"]),
+            str(agreement["pairs"]),
+            shown(agreement["kappa"]),
+            shown(agreement["kappa_low"]),
+            f"{seed['usd']['judge']:.4f}",
+            f"{seed['usd']['local']:.4f}",
+            shown(seed["top1"]["judge"]),
+            shown(seed["top1"]["local"]),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
-    one = found["local_minus_judge"]
-    low, high = one["ci95"] or (None, None)
+    top1 = figures["local_minus_judge"]
+    low, high = top1["ci95"] or (None, None)
     interval = f"{shown(low)} to {shown(high)}"
-    return [
-        *lines,
-        f"\ntop-1, RL with the local judge − RL with the judge: {one['diff']:+.3f} ({interval}), n = {one['n']}",
-    ]
+    lines.append(
+        "\ntop-1, RL with the local judge − RL with the judge: "
+        f"{top1['diff']:+.3f} ({interval}), n = {top1['n']}"
+    )
+    return lines
 
 
 def shown(figure: float | None) -> str:
-    """A figure, or nothing where there is none."""
+    """A figure; empty where there is none."""
     return "" if figure is None else f"{figure:.3f}"
 
 

@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from night_site.checks import Night, look, rows_read, trainings
 from night_site.faults import CONCURRENCY, FAULTS, QUIET, Fault
@@ -91,7 +90,7 @@ def settings(folder: Path, services_url: str) -> Json:
 
 def main() -> None:
     """Live through the nights."""
-    nights = []
+    nights: list[Night] = []
     with (
         stop_signals(),
         tempfile.TemporaryDirectory(prefix="qinglan-nights-") as parent,
@@ -110,38 +109,45 @@ def main() -> None:
                     print(line_of(nights[-1]), flush=True)
             finally:
                 site.stop()
-            left = [" ".join(process.cmdline())[:120] for process in site.family()]
+            leftovers = [" ".join(process.cmdline())[:120] for process in site.family()]
             books = site.books()
-    summary = summarise(nights, books, left)
+    summary = summarise(nights, books, leftovers)
     print(json.dumps(summary, indent=2, ensure_ascii=False))
     if NIGHTS == FULL_NIGHTS:
-        machine = {
+        write(nights, summary)
+    if leftovers or any(night.wrong for night in nights):
+        sys.exit(1)
+
+
+def write(nights: list[Night], summary: Json) -> None:
+    """Write the results' file."""
+    result = {
+        "machine": {
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
             "load": os.getloadavg(),
-        }
-        result = {
-            "machine": machine,
-            "summary": summary,
-            "nights": [night.as_json() for night in nights],
-        }
-        RESULT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if left or any(night.wrong for night in nights):
-        sys.exit(1)
+        },
+        "summary": summary,
+        "nights": [night.as_json() for night in nights],
+    }
+    RESULT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def live_through(site: Site, number: int, fault: Fault) -> Night:
     """One night, and the look in the morning."""
-    trained_before, before = trainings(site), site.books()
+    trainings_before = trainings(site)
+    before = site.books()
     site.grow()
     fault.begin(site)
+    # The teacher is slow until the strike, so that the strike meets calls that are under way.
     site.switch(latency_s=STRIKE_LATENCY_S)
-    begun, clock = datetime.now(UTC), time.monotonic()
+    start = datetime.now(UTC)
+    start_s = time.monotonic()
     site.fire_by_schedule("refresh", made_before_s=EVENTS_HELD_BACK_S if fault.told else 0.0)
     wrong = []
     try:
         until(
-            lambda: bool(site.books()["paid"] > before["paid"]) or ended(site, begun),
+            lambda: bool(site.books()["paid"] > before["paid"]) or has_ended(site, start),
             150,
             "the night's refresh",
         )
@@ -149,81 +155,93 @@ def live_through(site: Site, number: int, fault: Fault) -> Night:
     except (TimeoutError, LookupError) as problem:
         wrong.append(str(problem))
     site.switch(latency_s=0.02)
-    with suppress(TimeoutError):
-        within = _NIGHT_WITHIN_S if "COMPLETED" in fault.states else 60.0
-        until(lambda: ended(site, begun), within, "the end of the night's refresh")
-    fault.end(site)
-    with suppress(TimeoutError):
-        until(
-            lambda: ended(site, begun) and not site.unfinished(),
-            _NIGHT_WITHIN_S,
-            "the end of the night",
-        )
-    clean_up(site)
-    runs, after = site.runs_of("refresh", begun), site.books()
+    wait_for_morning(site, fault, start)
+    runs = site.runs_of("refresh", start)
+    after = site.books()
     night = Night(
-        number,
-        fault.name,
-        runs[0]["state"]["type"] if runs else "NONE",
-        sum(run["run_count"] for run in runs),
-        round(time.monotonic() - clock, 1),
-        max((rows_read(site, run["id"]) for run in runs), default=0),
-        after["paid"] - before["paid"],
-        after["paid_twice"] - before["paid_twice"],
-        round(site.disk_mb(), 1),
-        trainings(site) > trained_before,
+        number=number,
+        fault=fault.name,
+        state=runs[0]["state"]["type"] if runs else "NONE",
+        attempts=sum(run["run_count"] for run in runs),
+        seconds=round(time.monotonic() - start_s, 1),
+        rows=max((rows_read(site, run["id"]) for run in runs), default=0),
+        paid=after["paid"] - before["paid"],
+        paid_twice=after["paid_twice"] - before["paid_twice"],
+        disk_mb=round(site.disk_mb(), 1),
+        trained=trainings(site) > trainings_before,
     )
     night.wrong = wrong + look(site, night, fault, runs)
     return night
 
 
-def ended(site: Site, begun: datetime) -> bool:
+def wait_for_morning(site: Site, fault: Fault, start: datetime) -> None:
+    """Wait for the end of the refresh and of all that it started, then clean up.
+
+    A night that does not end in time goes on: the look in the morning finds what hangs.
+    """
+    within_s = _NIGHT_WITHIN_S if "COMPLETED" in fault.states else 60.0
+    with suppress(TimeoutError):
+        until(lambda: has_ended(site, start), within_s, "the end of the night's refresh")
+    fault.end(site)
+    with suppress(TimeoutError):
+        until(
+            lambda: has_ended(site, start) and not site.unfinished(),
+            _NIGHT_WITHIN_S,
+            "the end of the night",
+        )
+    clean_up(site)
+
+
+def has_ended(site: Site, start: datetime) -> bool:
     """Is the night's refresh over?"""
-    runs = site.runs_of("refresh", begun)
-    return bool(runs) and all(
-        run["state"]["type"] in ("COMPLETED", "FAILED", "CANCELLED") for run in runs
-    )
+    runs = site.runs_of("refresh", start)
+    return are_in(runs, ("COMPLETED", "FAILED", "CANCELLED"))
 
 
 def clean_up(site: Site) -> None:
-    """The clean-up that the site has scheduled as well."""
-    since = datetime.now(UTC)
+    """Run the clean-up that the site has scheduled as well."""
+    start = datetime.now(UTC)
     site.fire_by_schedule("clean-up")
+    final_states = ("COMPLETED", "FAILED", "CRASHED")
+    until(
+        lambda: are_in(site.runs_of("clean-up", start), final_states),
+        _CLEANED_WITHIN_S,
+        "clean-up",
+    )
 
-    def over() -> bool:
-        runs: list[dict[str, Any]] = site.runs_of("clean-up", since)
-        return bool(runs) and all(
-            run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED") for run in runs
-        )
 
-    until(over, _CLEANED_WITHIN_S, "clean-up")
+def are_in(runs: list[Json], states: tuple[str, ...]) -> bool:
+    """Are there flow runs, and is each of them in one of these states?"""
+    return bool(runs) and all(run["state"]["type"] in states for run in runs)
 
 
 def line_of(night: Night) -> str:
     """A night in one line."""
-    outcome = "; ".join(night.wrong) or "right"
-    return (
-        f"{night.number:>3}  {night.fault:<46} {night.state:<10} {night.attempts} attempts {night.seconds:>6.1f} s "
-        f"{night.paid:>3} paid, {night.paid_twice} twice  {night.disk_mb:>6.1f} MB"
-        f"{'  trained' if night.trained else ''}  {outcome}"
-    )
+    name = f"{night.number:>3}  {night.fault:<46} {night.state:<10}"
+    costs = f"{night.attempts} attempts {night.seconds:>6.1f} s {night.paid:>3} paid"
+    trained = "  trained" if night.trained else ""
+    verdict = "; ".join(night.wrong) or "right"
+    return f"{name} {costs}, {night.paid_twice} twice  {night.disk_mb:>6.1f} MB{trained}  {verdict}"
 
 
-def summarise(nights: list[Night], books: Json, left: list[str]) -> Json:
-    """What went wrong, how the runs ended, and what it cost."""
-    later = [night.disk_mb for night in nights[len(nights) // 3 :]]
+def summarise(nights: list[Night], books: Json, leftovers: list[str]) -> Json:
+    """Figures over all nights, and everything that was wrong.
+
+    Args:
+        leftovers: processes that the site has left behind.
+    """
+    later_disk_mb = [night.disk_mb for night in nights[len(nights) // 3 :]]
+    wrong_nights = [night for night in nights if night.wrong]
     return {
         "nights": len(nights),
-        "right": sum(not night.wrong for night in nights),
-        "wrong": [
-            f"night {night.number}: {', '.join(night.wrong)}" for night in nights if night.wrong
-        ],
+        "right": len(nights) - len(wrong_nights),
+        "wrong": [f"night {night.number}: {', '.join(night.wrong)}" for night in wrong_nights],
         "paid": books["paid"],
         "paid_twice": books["paid_twice"],
         "trainings": sum(night.trained for night in nights),
         "disk_mb_largest": max(night.disk_mb for night in nights),
-        "disk_mb_last_two_thirds": [min(later), max(later)],
-        "processes_left": left,
+        "disk_mb_last_two_thirds": [min(later_disk_mb), max(later_disk_mb)],
+        "processes_left": leftovers,
         "seconds": round(sum(night.seconds for night in nights), 1),
     }
 
@@ -231,11 +249,8 @@ def summarise(nights: list[Night], books: Json, left: list[str]) -> Json:
 @contextmanager
 def services(documents: Path) -> Iterator[str]:
     """Teacher, RAG and webhook, outside the site."""
-    argv = [
-        sys.executable,
-        str(Path(__file__).parent / "night_site" / "services.py"),
-        str(documents),
-    ]
+    script = Path(__file__).parent / "night_site" / "services.py"
+    argv = [sys.executable, str(script), str(documents)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -1,11 +1,10 @@
-"""What would the shipped profiles' runs decide? Each `NAME_rehearsal`, with its dry run's forecast
-before it.
+"""Verdicts of the shipped profiles' rehearsals, each after its dry run's forecast.
 
-    make bench NAME=rehearsals python benchmarks/rehearsals.py --profile fivedoctors python
-    benchmarks/rehearsals.py --jobs 2     (two recipes at a time, each of one thread) python
-    benchmarks/rehearsals.py --to benchmarks/results/rehearsal_1000_prompts.json --profile
-    fivedoctors \\
-        --set embedded.sample_train_rows=1060 --set rl.patience=null
+    make bench NAME=rehearsals
+    python benchmarks/rehearsals.py --profile fivedoctors
+    python benchmarks/rehearsals.py --jobs 2     (two recipes at a time, each of one thread)
+    python benchmarks/rehearsals.py --to benchmarks/results/rehearsal_1000_prompts.json \\
+        --profile fivedoctors --set embedded.sample_train_rows=1060 --set rl.patience=null
 
 A refresh of the first 100 questions tells tokens per call and the share of rows that stay; then the
 forecast, then the pipeline over all 800. `predicted` is "undecided" where the dry run warned that
@@ -17,25 +16,60 @@ import argparse
 import json
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import commands
+from pandas import DataFrame
 
 import qinglan
 from qinglan.clients.roles import site_ledger
 from qinglan.config import load_profile, profile_names
+from qinglan.evaluation.models import StageSummary
 from qinglan.ops.estimate import count_questions, estimate, questions_of
-from qinglan.ops.forecast import find_problems, forecast
+from qinglan.ops.forecast import Forecast, find_problems, forecast
 
 RESULT = Path(__file__).parent / "results" / "rehearsals.json"
-ENDING, TRIAL_ROWS = "_rehearsal", 100
+ENDING = "_rehearsal"
+TRIAL_ROWS = 100
+Figures = dict[str, Any]
 
 
 def main() -> None:
+    """Rehearse, print and write."""
     names = [name.removesuffix(ENDING) for name in profile_names() if name.endswith(ENDING)]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = parse_options(names)
+    rehearsals: dict[str, Figures] = {}
+    if options.to.exists():
+        rehearsals = {line["profile"]: line for line in json.loads(options.to.read_text())}
+    settings = [*options.set]
+    if options.jobs > 1:
+        settings.append("trainer.threads=1")
+
+    def rehearse_in_turn(profiles: list[str]) -> None:
+        for name in profiles:
+            rehearsals[name] = rehearse(name, base_models, settings)
+            text = json.dumps(list(rehearsals.values()), indent=1)
+            options.to.write_text(text + "\n", encoding="utf-8")
+
+    # Profiles of one recipe share the pretrained model, so that they follow each other.
+    by_recipe: dict[str, list[str]] = {}
+    for name in options.profile or names:
+        by_recipe.setdefault(load_profile(name + ENDING).recipe, []).append(name)
+    with tempfile.TemporaryDirectory() as base_models, ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(rehearse_in_turn, by_recipe.values()))
+    print("\n".join(table(rehearsals.values())))
+
+
+def parse_options(names: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=(
+            "What would the shipped profiles' runs decide? Each `NAME_rehearsal`, with its dry "
+            "run's forecast before it."
+        )
+    )
     parser.add_argument(
         "--profile", choices=names, action="append", help="only this one; all if not given"
     )
@@ -49,40 +83,25 @@ def main() -> None:
         parser.error(
             "--set rehearses something else than the shipped profiles; write it elsewhere with --to"
         )
-    known = (
-        {one["profile"]: one for one in json.loads(options.to.read_text())}
-        if options.to.exists()
-        else {}
-    )
-    by_recipe: dict[str, list[str]] = {}
-    for name in options.profile or names:
-        by_recipe.setdefault(load_profile(name + ENDING).recipe, []).append(name)
-
-    def rehearse_all(asked: list[str]) -> None:
-        for name in asked:
-            settings = [*options.set, *(["trainer.threads=1"] if options.jobs > 1 else [])]
-            known[name] = rehearse(name, base_models, settings)
-            options.to.write_text(
-                json.dumps(list(known.values()), indent=1) + "\n", encoding="utf-8"
-            )
-
-    with tempfile.TemporaryDirectory() as base_models, ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(rehearse_all, by_recipe.values()))
-    print("\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |")
-    print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
-    for one in known.values():
-        errors = " | ".join(
-            f"{one['forecast_error'][name]:+.0%}" for name in ("rows", "calls", "usd")
-        )
-        rl = f"{one['rl_usd']['at_most']:.2f} / {one['rl_usd']['spent']:.2f}"
-        print(f"| {one['profile']} | {one['predicted']} | {one['outcome']} | {errors} | {rl} |")
+    return options
 
 
-def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]:
-    """One line of the table; errors are (found − forecast) / forecast, of rows the largest of SFT,
-    RL and test.
+def table(rehearsals: Iterable[Figures]) -> Iterator[str]:
+    """Markdown: a profile a line."""
+    yield "\n| profile | predicted | outcome | rows | calls | US$ | US$ of RL, at most / spent |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for line in rehearsals:
+        errors = [f"{line['forecast_error'][name]:+.0%}" for name in ("rows", "calls", "usd")]
+        rl_usd = f"{line['rl_usd']['at_most']:.2f} / {line['rl_usd']['spent']:.2f}"
+        cells = [line["profile"], line["predicted"], line["outcome"], *errors, rl_usd]
+        yield f"| {' | '.join(cells)} |"
 
-    Profiles of one recipe share the pretrained model in `base_models`; all else is made anew.
+
+def rehearse(name: str, base_models: str, settings: list[str]) -> Figures:
+    """One line of the table.
+
+    Errors are (found − forecast) / forecast, of rows the largest of SFT, RL and test. Profiles of
+    one recipe share the pretrained model in `base_models`; all else is made anew.
     """
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
@@ -94,41 +113,34 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]
         with site_ledger(profile) as ledger:
             with questions_of(profile) as rows:
                 counts = count_questions(profile, rows, ledger)
-            parts, planned = (
-                estimate(profile, "pipeline", counts, ledger),
-                forecast(profile, counts),
-            )
+            parts = estimate(profile, "pipeline", counts, ledger)
+            planned = forecast(profile, counts)
         warnings = list(find_problems(profile, planned))
         run(name, "pipeline", settings)
-        found = qinglan.run(runs=Path(folder) / "runs")
-        report, calls = found.report, found.ledger()
-        began, ended = (
-            (found.directory / stage / "manifest.json").stat().st_mtime for stage in ("sft", "rl")
-        )
+        frames = qinglan.run(runs=Path(folder) / "runs")
+        report = frames.report
+        calls = frames.ledger()
+        rl_calls = calls_of_rl(calls, frames.directory)
     assert report.decision
-    spent, spent_in_rl = (
-        calls.cost_usd.sum(),
-        calls[calls.created_s.between(began, ended)].cost_usd.sum(),
-    )
+    is_undecided = any("undecided" in warning for warning in warnings)
     stages = {stage.name: stage for stage in report.stages}
-    rl_usd = sum(part.cost_usd for part in parts if part.what.startswith("rl"))
+    used = (report.api.teacher, report.api.answerer, report.api.judge)
+    paid = sum(role.calls for role in used)
+    from_ledger = sum(role.cached for role in used)
+    expected_calls = sum(part.questions for part in parts)
     expected_usd = sum(part.expected_usd for part in parts)
-    used = report.api.teacher, report.api.answerer, report.api.judge
-    foreseen = {"sft": planned.sft_rows, "rl": planned.rl_prompts, "evaluate": planned.test_rows}
-    asked = sum(part.questions for part in parts)
+    spent_usd = calls.cost_usd.sum()
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True).strip()
     return {
         "profile": name,
         "commit": commit,
-        "predicted": "undecided"
-        if any("undecided" in warning for warning in warnings)
-        else "decided",
+        "predicted": "undecided" if is_undecided else "decided",
         "outcome": report.decision.verdict,
         "not_passed": {
             rule.name: rule.outcome for rule in report.decision.rules if rule.outcome != "pass"
         },
         "warnings": warnings,
-        "stages": {stage: [each.rows_in, each.rows_out] for stage, each in stages.items()},
+        "stages": {stage.name: [stage.rows_in, stage.rows_out] for stage in report.stages},
         "forecast": planned.model_dump(),
         "parts": [
             {
@@ -140,22 +152,32 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> dict[str, Any]
             }
             for part in parts
         ],
-        "calls": {
-            "forecast": asked,
-            "paid": sum(each.calls for each in used),
-            "known": sum(each.cached for each in used),
+        "calls": {"forecast": expected_calls, "paid": paid, "known": from_ledger},
+        "usd": {"forecast": expected_usd, "spent": spent_usd},
+        "rl_usd": {
+            "at_most": sum(part.cost_usd for part in parts if part.what.startswith("rl")),
+            "spent": rl_calls.cost_usd.sum(),
         },
-        "usd": {"forecast": expected_usd, "spent": spent},
-        "rl_usd": {"at_most": rl_usd, "spent": spent_in_rl},
         "forecast_error": {
-            "rows": max(
-                (stages[stage].rows_in / max(1, rows) - 1 for stage, rows in foreseen.items()),
-                key=abs,
-            ),
-            "calls": sum(each.calls + each.cached for each in used) / asked - 1,
-            "usd": spent / expected_usd - 1,
+            "rows": max(row_errors(planned, stages), key=abs),
+            "calls": (paid + from_ledger) / expected_calls - 1,
+            "usd": spent_usd / expected_usd - 1,
         },
     }
+
+
+def calls_of_rl(calls: DataFrame, run_directory: Path) -> DataFrame:
+    """The calls that were made between the manifests of SFT and of RL."""
+    start_s = (run_directory / "sft" / "manifest.json").stat().st_mtime
+    end_s = (run_directory / "rl" / "manifest.json").stat().st_mtime
+    return calls[calls.created_s.between(start_s, end_s)]
+
+
+def row_errors(planned: Forecast, stages: Mapping[str, StageSummary]) -> Iterator[float]:
+    """The forecast's relative errors in the rows of SFT, RL and test."""
+    rows_of = {"sft": planned.sft_rows, "rl": planned.rl_prompts, "evaluate": planned.test_rows}
+    for stage, rows in rows_of.items():
+        yield stages[stage].rows_in / max(1, rows) - 1
 
 
 def run(name: str, flow: str, settings: list[str]) -> None:

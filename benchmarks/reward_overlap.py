@@ -1,15 +1,14 @@
-"""Does a slow RAG slow training down? A step with a RAG that answers after 200 ms, beside one that
-answers at once.
+"""Time of a training step with a RAG that answers after 200 ms, beside one that answers at once.
 
-    make bench NAME=reward_overlap ROLLOUT=vllm make bench NAME=reward_overlap     (vLLM's CPU build
-    samples; `make setup-vllm` first)
+    make bench NAME=reward_overlap
+    ROLLOUT=vllm make bench NAME=reward_overlap     (after `make setup-vllm`)
 
 Real verl on the CPU: PPO with a critic on an untrained Qwen3 of 1.5 M parameters, 256 samples a
 step whose answers end at random, rewarded by the real reward service over HTTP. One run, in which
 the RAG's latency changes with every step, so that both kinds meet the same machine; medians over
-the steps after the first two. No answer is known before, and no judge is asked. Prints the table
-and writes benchmarks/results/reward_overlap.json, with vLLM reward_overlap_vllm.json. Give a number
-of steps to take more or fewer than 16.
+the steps after the first two. With `ROLLOUT=vllm`, vLLM's CPU build samples. No answer is known
+before, and no judge is asked. Prints the table and writes benchmarks/results/reward_overlap.json,
+with vLLM reward_overlap_vllm.json. Give a number of steps to take more or fewer than 16.
 """
 
 import asyncio
@@ -50,17 +49,19 @@ from qinglan.training.reward_service.samples import SampleWatch
 from qinglan.training.reward_service.settings import RewardService
 
 ROLLOUT = os.environ.get("ROLLOUT", "cpu")
-RESULT = (
-    Path(__file__).parent
-    / "results"
-    / f"reward_overlap{'' if ROLLOUT == 'cpu' else f'_{ROLLOUT}'}.json"
-)
-LATENCY_S, TARGET_RATIO = 0.2, 1.15
-STEPS, WARM_UP_STEPS = 16, 2
-SAMPLES, RESPONSE_TOKENS, MEAN_TOKENS = 256, 96, 32
+_RESULT_NAME = "reward_overlap" if ROLLOUT == "cpu" else f"reward_overlap_{ROLLOUT}"
+RESULT = Path(__file__).parent / "results" / f"{_RESULT_NAME}.json"
+LATENCY_S = 0.2
+TARGET_RATIO = 1.15
+STEPS = 16
+WARM_UP_STEPS = 2
+SAMPLES = 256
+RESPONSE_TOKENS = 96
+MEAN_TOKENS = 32
 CONCURRENCY = 128
 POLL_S = 0.02
-QUESTION, TEACHER_REWRITE = "第{}个问题：那个饭前吃还是饭后吃？", "第{}个问题 服用时间"
+QUESTION = "第{}个问题：那个饭前吃还是饭后吃？"
+TEACHER_REWRITE = "第{}个问题 服用时间"
 
 
 class SimulatedRag:
@@ -68,10 +69,12 @@ class SimulatedRag:
 
     def __init__(self) -> None:
         self.latency_s = 0.0
-        self.calls = self.under_way = self.most_under_way = 0
+        self.calls = 0
+        self.under_way = 0
+        self.most_under_way = 0
 
     async def answer(self, request: web.Request) -> web.Response:
-        """One retrieval."""
+        """Answer one retrieval."""
         self.calls += 1
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -84,8 +87,9 @@ class SimulatedRag:
 
     @contextmanager
     def serving(self) -> Iterator[str]:
-        """Its address, while it serves in a thread."""
-        loop, ready = asyncio.new_event_loop(), threading.Event()
+        """Serve in a thread; yields the address."""
+        loop = asyncio.new_event_loop()
+        ready = threading.Event()
         ports: list[int] = []
 
         async def start() -> web.AppRunner:
@@ -119,13 +123,15 @@ class Alternation:
     """Changes the latency whenever a step has ended, and keeps each step's metrics by latency."""
 
     def __init__(self, rag: SimulatedRag, metrics: Path) -> None:
-        self._rag, self._tail, self._ended = rag, JsonlTail(metrics), threading.Event()
         self.steps: dict[float, list[dict[str, float]]] = {0.0: [], LATENCY_S: []}
+        self._rag = rag
+        self._tail = JsonlTail(metrics)
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="alternation")
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """While training goes on."""
+        """Follow the training that goes on in the block."""
         self._thread.start()
         try:
             yield
@@ -145,20 +151,16 @@ def main(steps: int = STEPS) -> None:
     """Run, then print and write."""
     with tempfile.TemporaryDirectory(prefix="qinglan-bench-") as folder:
         result = measure(Path(folder), steps)
-    print(
-        f"\n{SAMPLES} samples a step, RAG concurrency {CONCURRENCY}, load before {result['load_before']:.1f}\n"
-    )
-    print(
-        "| RAG's latency | step, s | generation and reward, s | steps |\n| --- | ---: | ---: | ---: |"
-    )
-    for arm in result["arms"]:
-        print(
-            f"| {1000 * arm['latency_s']:.0f} ms | {arm['step_s']:.2f} | {arm['gen_s']:.2f} | {arm['steps']} |"
-        )
+    load = result["load_before"]
+    print(f"\n{SAMPLES} samples a step, RAG concurrency {CONCURRENCY}, load before {load:.1f}\n")
+    print("| RAG's latency | step, s | generation and reward, s | steps |")
+    print("| --- | ---: | ---: | ---: |")
+    for figures in result["arms"]:
+        times = f"{figures['step_s']:.2f} | {figures['gen_s']:.2f}"
+        print(f"| {1000 * figures['latency_s']:.0f} ms | {times} | {figures['steps']} |")
     verdict = "met   " if result["ratio"] <= TARGET_RATIO else "MISSED"
-    print(
-        f"\n{verdict}  a step takes {result['ratio']:.3f} times as long, at most {TARGET_RATIO} wanted;"
-    )
+    ratio = f"{result['ratio']:.3f} times as long, at most {TARGET_RATIO} wanted"
+    print(f"\n{verdict}  a step takes {ratio};")
     print(f"        generation with rewards by itself {result['generation_ratio']:.3f} times")
     if steps >= STEPS:
         RESULT.parent.mkdir(exist_ok=True)
@@ -167,31 +169,32 @@ def main(steps: int = STEPS) -> None:
 
 
 def measure(folder: Path, steps: int) -> dict[str, Any]:
-    """One run's figures."""
-    load, rag = os.getloadavg()[0], SimulatedRag()
+    """The figures of one run."""
+    load = os.getloadavg()[0]
+    rag = SimulatedRag()
     with rag.serving() as url:
         command = training(folder, url, steps)
         alternation = Alternation(rag, Path(command.env["VERL_FILE_LOGGER_PATH"]))
         with alternation.following():
             launch(command, name="verl", log=folder / "verl.log")
-    arms = [arm(latency_s, found) for latency_s, found in alternation.steps.items()]
+    at_once = arm(0.0, alternation.steps[0.0])
+    late = arm(LATENCY_S, alternation.steps[LATENCY_S])
     watch = SampleWatch(folder / "samples.jsonl")
-    if watch.summary["samples_invalid"]:
-        sys.exit(
-            f"error: {watch.summary['samples_invalid']:.0f} samples without a score: {watch.last_invalid}"
-        )
+    invalid = watch.summary["samples_invalid"]
+    if invalid:
+        sys.exit(f"error: {invalid:.0f} samples without a score: {watch.last_invalid}")
     return {
         "cores": os.cpu_count(),
         "load_before": load,
         "samples": SAMPLES,
         "concurrency": CONCURRENCY,
-        "response_tokens": statistics.mean(arm["response_tokens"] for arm in arms),
+        "response_tokens": statistics.mean((at_once["response_tokens"], late["response_tokens"])),
         "rag_calls": rag.calls,
         "rag_calls_counted": watch.calls["rag"]["calls"],
         "most_calls_at_once": rag.most_under_way,
-        "arms": arms,
-        "ratio": arms[1]["step_s"] / arms[0]["step_s"],
-        "generation_ratio": arms[1]["gen_s"] / arms[0]["gen_s"],
+        "arms": [at_once, late],
+        "ratio": late["step_s"] / at_once["step_s"],
+        "generation_ratio": late["gen_s"] / at_once["gen_s"],
     }
 
 
@@ -244,8 +247,7 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
 
 
 def end_at_random(model: Path) -> None:
-    """Let so many tokens end an answer that an untrained model's answers have about
-    `MEAN_TOKENS`."""
+    """Let so many tokens end an answer that an untrained model's have about `MEAN_TOKENS`."""
     path = model / "generation_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
@@ -254,7 +256,7 @@ def end_at_random(model: Path) -> None:
 
 
 def reward_service(folder: Path, rag_url: str) -> RewardService:
-    """Retrieval and guards only."""
+    """The reward of retrieval and guards only."""
     return RewardService(
         recipe="query_rewrite",
         parts=query_rewrite.RECIPE.grader.score_parts,
@@ -276,8 +278,7 @@ def reward_service(folder: Path, rag_url: str) -> RewardService:
 
 
 def profile(steps: int) -> Profile:
-    """PPO as in the embedded profile, with a learning rate at which answers stay as long as they
-    are."""
+    """PPO as in the embedded profile, with a learning rate at which answers keep their length."""
     endpoint = {"model": "none"}
     return Profile.model_validate(
         {

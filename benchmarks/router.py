@@ -1,5 +1,4 @@
-"""What the router adds to a model's latency, and what happens to requests when models die, hang or
-change.
+"""Latency that the router adds, and the fate of requests when models die, hang or change.
 
     make bench NAME=router            # RATE=100 SECONDS=5 ROUNDS=1 for a smaller one
 
@@ -27,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
@@ -43,21 +42,33 @@ MODEL_MS = 20
 GIVE_UP_S = 10.0
 DEADLINE_MS = 800
 LIMIT_MS = 5.0
-"""For what the router may add at p99."""
+"""Most that the router may add at p99."""
 WARM_UP_S = 2.0
 GRACE_MS = 100
-"""On top of the deadline, for the load's own process and the way there and back."""
+"""Time on top of the deadline, for the load's own process and the way there and back."""
 STARTED = "started"
 """The first line of a load; its answers are the second."""
 RESULT = Path(__file__).parent / "results" / "router.json"
-LETTERS = [chr(0x4E00 + i) for i in range(3000)]
+LETTERS = [chr(0x4E00 + number) for number in range(3000)]
 
-Answer = tuple[float, float, int, str, str, str]
-"""Due at (s), latency (ms), HTTP status (0: none), source, version, reason."""
+Figures = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """A request's end, as the load's process writes it."""
+
+    due_s: float
+    """Seconds from the start of the load until the request was due."""
+    latency_ms: float
+    status: int
+    """The HTTP status; 0 if there was no answer."""
+    source: str
+    version: str
+    reason: str
 
 
 def main() -> None:
-    """One of the processes, or the benchmark that starts them."""
+    """Be one of the processes, or the benchmark that starts them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--stub", type=int, metavar="PORT", help="be the model")
     parser.add_argument("--model-ms", type=float, default=MODEL_MS)
@@ -77,13 +88,8 @@ def main() -> None:
     elif options.stub is not None:
         asyncio.run(be_the_model(options.stub, options.model_ms / 1000))
     elif options.load:
-        print(
-            json.dumps(
-                asyncio.run(
-                    be_the_load(options.load, options.rate, options.seconds, options.give_up_s)
-                )
-            )
-        )
+        load = be_the_load(options.load, options.rate, options.seconds, options.give_up_s)
+        print(json.dumps(asyncio.run(load)))
     else:
         sys.exit(benchmark())
 
@@ -111,9 +117,9 @@ async def be_the_model(port: int, answer_after_s: float) -> None:
 
 
 async def be_the_load(url: str, rate: float, seconds: float, give_up_s: float) -> list[Answer]:
-    """Requests at a constant rate; every one of them comes back with what became of it."""
-    source = random.Random(1)
-    bodies = [request_body(source) for _ in range(round(rate * seconds))]
+    """Send requests at a constant rate; the answers in the order of the requests."""
+    rng = random.Random(1)
+    bodies = [request_body(rng) for _ in range(round(rate * seconds))]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=give_up_s)
@@ -128,9 +134,9 @@ async def be_the_load(url: str, rate: float, seconds: float, give_up_s: float) -
         return await asyncio.gather(*tasks)
 
 
-def request_body(source: random.Random) -> bytes:
+def request_body(rng: random.Random) -> bytes:
     """A question of 20 to 40 characters."""
-    query = "".join(source.choices(LETTERS, k=source.randint(20, 40)))
+    query = "".join(rng.choices(LETTERS, k=rng.randint(20, 40)))
     body = {
         "model": "champion",
         "messages": [{"role": "user", "content": query}],
@@ -143,31 +149,45 @@ async def ask(
     session: aiohttp.ClientSession, url: str, body: bytes, due: float, start: float
 ) -> Answer:
     """One request, timed from when it was due."""
-    status, headers = 0, {}
+    status = 0
+    headers: dict[str, str] = {}
     try:
         async with session.post(
             f"{url}/v1/chat/completions", data=body, headers={"content-type": "application/json"}
         ) as response:
             await response.read()
-            status, headers = response.status, dict(response.headers)
+            status = response.status
+            headers = dict(response.headers)
     except (aiohttp.ClientError, TimeoutError):
         pass
-    told = [headers.get(f"x-qinglan-{name}", "") for name in ("source", "version", "reason")]
-    return due - start, 1000 * (time.perf_counter() - due), status, told[0], told[1], told[2]
+    return Answer(
+        due_s=due - start,
+        latency_ms=1000 * (time.perf_counter() - due),
+        status=status,
+        source=headers.get("x-qinglan-source", ""),
+        version=headers.get("x-qinglan-version", ""),
+        reason=headers.get("x-qinglan-reason", ""),
+    )
 
 
 def benchmark() -> int:
-    """All of it; the exit status."""
+    """All rounds and scenarios; the exit status."""
     load_before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="qinglan-router-") as name:
-        folder = Path(name)
-        rounds = [one_round(folder) for _ in range(ROUNDS)]
-        faults = [scenario(folder, name) for name in SCENARIOS]
+    with tempfile.TemporaryDirectory(prefix="qinglan-router-") as folder:
+        rounds = [one_round(Path(folder)) for _ in range(ROUNDS)]
+        faults = [scenario(Path(folder), name) for name in SCENARIOS]
     result = {
-        "machine": platform.machine(), "cores": os.cpu_count(), "load_average_before": round(load_before, 2),
-        "rate": RATE, "seconds": SECONDS, "model_ms": MODEL_MS, "deadline_ms": DEADLINE_MS,
-        "rounds": rounds, "median_added_ms": median_added(rounds), "faults": faults,
-    }  # fmt: skip
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average_before": round(load_before, 2),
+        "rate": RATE,
+        "seconds": SECONDS,
+        "model_ms": MODEL_MS,
+        "deadline_ms": DEADLINE_MS,
+        "rounds": rounds,
+        "median_added_ms": median_added(rounds),
+        "faults": faults,
+    }
     show(result)
     if (RATE, SECONDS, ROUNDS) == FULL:
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -178,60 +198,55 @@ def benchmark() -> int:
     return 1 if problems else 0
 
 
-def problems_of(result: dict[str, Any]) -> Iterator[str]:
-    """What must not be."""
-    yield from (
-        f"{fault['name']}: requests were lost, late or dropped"
-        for fault in result["faults"]
-        if not fault["ok"]
-    )
-    if fallbacks := sum(row["router"]["fallbacks"] for row in result["rounds"]):
+def problems_of(result: Figures) -> Iterator[str]:
+    """A sentence for each thing that must not be."""
+    for fault in result["faults"]:
+        if not fault["ok"]:
+            yield f"{fault['name']}: requests were lost, late or dropped"
+    fallbacks = sum(row["router"]["fallbacks"] for row in result["rounds"])
+    if fallbacks:
         yield f"{fallbacks} requests got the original question though the model was well"
-    if (added := result["median_added_ms"]["p99"]) > LIMIT_MS:
-        yield f"{added:.1f} ms added at p99 are above the limit of {LIMIT_MS:g} ms"
+    added_ms = result["median_added_ms"]["p99"]
+    if added_ms > LIMIT_MS:
+        yield f"{added_ms:.1f} ms added at p99 are above the limit of {LIMIT_MS:g} ms"
 
 
-def one_round(folder: Path) -> dict[str, Any]:
+def one_round(folder: Path) -> Figures:
     """The same load at the model and through the router, on fresh processes."""
     with ExitStack() as stack:
         model = stack.enter_context(Stub())
         router, _ = stack.enter_context(routed(folder, Routes(champion=model.backend("1"))))
-        for url in (model.url, router):
-            run_load(url, seconds=WARM_UP_S)
-        direct, through = (percentiles(run_load(url)) for url in (model.url, router))
-    return {"direct": direct, "router": through}
+        run_load(model.url, seconds=WARM_UP_S)
+        run_load(router, seconds=WARM_UP_S)
+        direct = percentiles(run_load(model.url))
+        through_router = percentiles(run_load(router))
+    return {"direct": direct, "router": through_router}
 
 
-def median_added(rounds: list[dict[str, Any]]) -> dict[str, float]:
+def median_added(rounds: list[Figures]) -> dict[str, float]:
     """Router minus direct at each percentile, and the middle of the rounds."""
-    return {
-        name: round(
-            float(np.median([row["router"][name] - row["direct"][name] for row in rounds])), 2
-        )
-        for name in ("p50", "p99", "p99.9")
-    }
+    medians: dict[str, float] = {}
+    for name in ("p50", "p99", "p99.9"):
+        added_ms = [row["router"][name] - row["direct"][name] for row in rounds]
+        medians[name] = round(float(np.median(added_ms)), 2)
+    return medians
 
 
-def percentiles(answers: list[Answer]) -> dict[str, Any]:
-    """Of the latency in ms; a lost request stops the benchmark."""
-    if failed := [answer for answer in answers if answer[2] != 200]:
-        sys.exit(
-            f"error: {len(failed)} of {len(answers)} requests without an answer, first {failed[0]}"
-        )
-    p50, p99, p999 = (
-        np.percentile([answer[1] for answer in answers], [50, 99, 99.9]).round(2).tolist()
-    )
-    fallbacks, load = (
-        sum(answer[3] == "fallback" for answer in answers),
-        round(os.getloadavg()[0], 2),
-    )
+def percentiles(answers: list[Answer]) -> Figures:
+    """Percentiles of the latency in ms; a lost request stops the benchmark."""
+    failed = [answer for answer in answers if answer.status != 200]
+    if failed:
+        count = f"{len(failed)} of {len(answers)} requests"
+        sys.exit(f"error: {count} without an answer, first {tuple(failed[0])}")
+    latencies_ms = [answer.latency_ms for answer in answers]
+    p50, p99, p999 = np.percentile(latencies_ms, [50, 99, 99.9]).round(2).tolist()
     row = {
         "n": len(answers),
         "p50": p50,
         "p99": p99,
         "p99.9": p999,
-        "fallbacks": fallbacks,
-        "load_average": load,
+        "fallbacks": sum(answer.source == "fallback" for answer in answers),
+        "load_average": round(os.getloadavg()[0], 2),
     }
     print(row, flush=True)
     return row
@@ -241,7 +256,7 @@ class Stub:
     """A model's process, as a context."""
 
     def __init__(self, port: int = 0) -> None:
-        self._process, self.url = started([sys.executable, __file__, "--stub", str(port)])
+        self._start(port)
 
     def __enter__(self) -> "Stub":
         return self
@@ -250,20 +265,21 @@ class Stub:
         self.signal(signal.SIGKILL)
         self._process.wait()
 
+    def _start(self, port: int) -> None:
+        self._process, self.url = started([sys.executable, __file__, "--stub", str(port)])
+
     def signal(self, number: int) -> None:
-        """To its process."""
+        """Send a signal to the model's process."""
         self._process.send_signal(number)
 
     def backend(self, version: str) -> Backend:
-        """As the site would write it."""
+        """The model as the site would write it into its routes."""
         return Backend(url=f"{self.url}/v1", model="m", version=version)
 
     def again(self) -> None:
-        """Another process in the place of one that is dead."""
+        """Start another process in the place of one that is dead."""
         self._process.wait()
-        self._process, self.url = started(
-            [sys.executable, __file__, "--stub", self.url.rpartition(":")[2]]
-        )
+        self._start(int(self.url.rpartition(":")[2]))
 
 
 @contextmanager
@@ -271,17 +287,9 @@ def routed(folder: Path, routes: Routes) -> Iterator[tuple[str, Path]]:
     """A router's address, and its routes file."""
     path = folder / "routes.json"
     routes.write(path)
-    argv = [
-        sys.executable,
-        "-m",
-        "qinglan.serving.router",
-        "--profile",
-        "embedded",
-        "--routes",
-        str(path),
-        "--port=0",
-    ]
-    process, url = started([*argv, "--set", f"serve.deadline_ms={DEADLINE_MS}"])
+    argv = [sys.executable, "-m", "qinglan.serving.router", "--profile", "embedded"]
+    argv += ["--routes", str(path), "--port=0", "--set", f"serve.deadline_ms={DEADLINE_MS}"]
+    process, url = started(argv)
     try:
         yield url, path
     finally:
@@ -308,12 +316,12 @@ def run_load(
         assert process.stdout
         process.stdout.readline()
         meanwhile()
-        answers, _ = process.communicate()
-    return [tuple(answer) for answer in json.loads(answers)]
+        output, _ = process.communicate()
+    return [Answer(*values) for values in json.loads(output)]
 
 
 def kill_and_start_again(model: Stub, _other: Stub, _path: Path) -> None:
-    """Dead from a quarter to half of the time."""
+    """Kill the model for the second quarter of the time."""
     time.sleep(SECONDS / 4)
     model.signal(signal.SIGKILL)
     time.sleep(SECONDS / 4)
@@ -321,7 +329,7 @@ def kill_and_start_again(model: Stub, _other: Stub, _path: Path) -> None:
 
 
 def hang(model: Stub, _other: Stub, _path: Path) -> None:
-    """Accepts, and never answers, from a quarter to half of the time."""
+    """Have the model accept, and never answer, for the second quarter of the time."""
     time.sleep(SECONDS / 4)
     model.signal(signal.SIGSTOP)
     time.sleep(SECONDS / 4)
@@ -329,7 +337,7 @@ def hang(model: Stub, _other: Stub, _path: Path) -> None:
 
 
 def swap(model: Stub, other: Stub, path: Path) -> None:
-    """Another champion in the middle; the old one goes a second later."""
+    """Name another champion in the middle; the old one goes a second later."""
     time.sleep(SECONDS / 2)
     Routes(champion=other.backend("2")).write(path)
     time.sleep(1.0)
@@ -343,52 +351,54 @@ SCENARIOS: dict[str, Callable[[Stub, Stub, Path], None]] = {
 }
 
 
-def scenario(folder: Path, name: str) -> dict[str, Any]:
+def scenario(folder: Path, name: str) -> Figures:
     """A load through the router while something happens."""
     with ExitStack() as stack:
-        model, other = stack.enter_context(Stub()), stack.enter_context(Stub())
+        model = stack.enter_context(Stub())
+        other = stack.enter_context(Stub())
         router, path = stack.enter_context(routed(folder, Routes(champion=model.backend("1"))))
         run_load(router, seconds=WARM_UP_S)
         answers = run_load(router, lambda: SCENARIOS[name](model, other, path))
-    latencies = [answer[1] for answer in answers]
+    latencies_ms = [answer.latency_ms for answer in answers]
     outcome = {
         "name": name,
         "n": len(answers),
-        "lost": sum(answer[2] != 200 for answer in answers),
-        "late": sum(latency > DEADLINE_MS + GRACE_MS for latency in latencies),
-        "worst_ms": round(max(latencies), 1),
-        "sources": Counter(f"{a[3]} {a[5] or a[4]}" for a in answers),
-        "ends_with_model": answers[-1][3] == "model",
+        "lost": sum(answer.status != 200 for answer in answers),
+        "late": sum(latency_ms > DEADLINE_MS + GRACE_MS for latency_ms in latencies_ms),
+        "worst_ms": round(max(latencies_ms), 1),
+        "sources": Counter(
+            f"{answer.source} {answer.reason or answer.version}" for answer in answers
+        ),
+        "ends_with_model": answers[-1].source == "model",
     }
-    dropped = name == "champion swapped" and outcome["sources"].keys() != {"model 1", "model 2"}
-    outcome["ok"] = (
-        not (outcome["lost"] or outcome["late"] or dropped) and outcome["ends_with_model"]
-    )
+    # A swap must be seen by no request: each is answered by the one champion or by the other.
+    both_champions = {"model 1", "model 2"}
+    is_dropped = name == "champion swapped" and outcome["sources"].keys() != both_champions
+    is_bad = outcome["lost"] or outcome["late"] or is_dropped
+    outcome["ok"] = not is_bad and outcome["ends_with_model"]
     return outcome
 
 
-def show(result: dict[str, Any]) -> None:
-    """The tables."""
+def show(result: Figures) -> None:
+    """Print the tables."""
     print(
-        f"\n{RATE:g} requests/s, {SECONDS:g} s a load, model answers after {MODEL_MS} ms, {os.cpu_count()} cores"
+        f"\n{RATE:g} requests/s, {SECONDS:g} s a load, model answers after {MODEL_MS} ms, "
+        f"{os.cpu_count()} cores"
     )
     print("| ms | p50 | p99 | p99.9 | load average |\n| --- | ---: | ---: | ---: | ---: |")
     for row in result["rounds"]:
         for name in ("direct", "router"):
             cells = [f"{row[name][key]:.1f}" for key in ("p50", "p99", "p99.9", "load_average")]
             print(f"| {name} | {' | '.join(cells)} |")
-    added = result["median_added_ms"]
-    print(
-        f"| added, median of {ROUNDS} | {added['p50']:.1f} | {added['p99']:.1f} | {added['p99.9']:.1f} | |"
-    )
-    print(
-        "\n| | requests | lost | late | worst ms | answers |\n| --- | ---: | ---: | ---: | ---: | --- |"
-    )
+    added_ms = result["median_added_ms"]
+    cells = [f"{added_ms[key]:.1f}" for key in ("p50", "p99", "p99.9")]
+    print(f"| added, median of {ROUNDS} | {' | '.join(cells)} | |")
+    print("\n| | requests | lost | late | worst ms | answers |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
     for row in result["faults"]:
         sources = ", ".join(f"{count} {name}" for name, count in sorted(row["sources"].items()))
-        print(
-            f"| {row['name']} | {row['n']} | {row['lost']} | {row['late']} | {row['worst_ms']} | {sources} |"
-        )
+        counts = f"{row['n']} | {row['lost']} | {row['late']} | {row['worst_ms']}"
+        print(f"| {row['name']} | {counts} | {sources} |")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ ROWS = int(os.environ.get("ROWS", FULL_ROWS))
 MEMORY_LIMIT_MB = 1536
 SEED = 1
 RESULT = Path(__file__).parent / "results" / "scale.json"
-LETTERS = [chr(0x4E00 + i) for i in range(3000)]
+LETTERS = [chr(0x4E00 + number) for number in range(3000)]
+Figures = dict[str, Any]
 
 
 def main() -> None:
@@ -45,27 +46,32 @@ def main() -> None:
         print(f"generating {count(ROWS)} rows", flush=True)
         size = write_jsonl(validated, generated(ROWS)).path.stat().st_size
         nights = [night(Path(folder), name) for name in ("first", "second")]
-    result = {
-        "rows": ROWS,
-        "bytes": size,
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "nights": nights,
-    }
     print(f"\n{count(ROWS)} rows, {size / 1e9:.2f} GB of JSON lines")
-    print("| Night | selection s | dataset s | rows/s | peak memory MB | SFT rows | test rows |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for row in nights:
-        print(
-            f"| {row['night']} | {row['select_s']:.0f} | {row['dataset_s']:.0f} | {count(row['rows_per_s'])} "
-            f"| {count(row['peak_mb'])} | {count(row['sft_train'])} | {count(row['test'])} |"
-        )
+    print("\n".join(table(nights)))
     if ROWS == FULL_ROWS:
+        result = {
+            "rows": ROWS,
+            "bytes": size,
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "nights": nights,
+        }
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"\nWritten to {RESULT}")
-    worst = max(row["peak_mb"] for row in nights)
+    worst = max(figures["peak_mb"] for figures in nights)
     if worst > MEMORY_LIMIT_MB:
         sys.exit(f"peak memory {worst:,.0f} MB is above the limit of {MEMORY_LIMIT_MB:,} MB")
+
+
+def table(nights: list[Figures]) -> Iterator[str]:
+    """Markdown: a night a line."""
+    yield "| Night | selection s | dataset s | rows/s | peak memory MB | SFT rows | test rows |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for figures in nights:
+        times = f"{figures['select_s']:.0f} | {figures['dataset_s']:.0f}"
+        names = ("rows_per_s", "peak_mb", "sft_train", "test")
+        counts = " | ".join(count(figures[name]) for name in names)
+        yield f"| {figures['night']} | {times} | {counts} |"
 
 
 def generated(rows: int) -> Iterator[Row]:
@@ -104,25 +110,20 @@ def letters(source: random.Random, length: int) -> str:
 def retrieved(source: random.Random, best: float) -> Retrieved:
     """Ten passages."""
     scores = sorted((round(best * source.random() ** 0.3, 4) for _ in range(10)), reverse=True)
-    ids = tuple(f"doc-{source.randrange(10_000):05d}" for _ in scores)
-    return Retrieved(
-        ids=ids, scores=tuple(scores), titles=tuple(f"关于{name}的说明与服用方法" for name in ids)
-    )
+    ids = [f"doc-{source.randrange(10_000):05d}" for _ in scores]
+    titles = [f"关于{name}的说明与服用方法" for name in ids]
+    return Retrieved(ids=tuple(ids), scores=tuple(scores), titles=tuple(titles))
 
 
-def night(folder: Path, name: str) -> dict[str, Any]:
+def night(folder: Path, name: str) -> Figures:
     """Run a night in a process of its own, and read what it measured."""
     print(f"{name} night", flush=True)
-    done = subprocess.run(
-        [sys.executable, __file__, "--night", name, str(folder)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return dict(json.loads(done.stdout))
+    argv = [sys.executable, __file__, "--night", name, str(folder)]
+    process = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(process.stdout))
 
 
-def measure(name: str, folder: Path) -> dict[str, Any]:
+def measure(name: str, folder: Path) -> Figures:
     """Selection and dataset, as the stages call them."""
     profile = load_profile("embedded")
     start = time.perf_counter()
@@ -130,26 +131,30 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     rows = select(read_jsonl(folder / "validated.jsonl", Row), recipe.grader, profile.select)
     selected = write_jsonl(folder / "selected.jsonl", rows).path
     middle = time.perf_counter()
-    pinned = pins(folder / "first" / "rows.jsonl") if name == "second" else None
-    built = build(selected, folder / name, profile, pinned)
+    pinned_splits = splits_of(folder / "first" / "rows.jsonl") if name == "second" else None
+    dataset = build(selected, folder / name, profile, pinned_splits)
     end = time.perf_counter()
     return {
         "night": name,
         "select_s": round(middle - start, 1),
         "dataset_s": round(end - middle, 1),
-        "rows_per_s": round(built.after.total / (end - start)),
+        "rows_per_s": round(dataset.after.total / (end - start)),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "cpu_s": round(time.process_time(), 1),
-        "sft_train": built.artifacts["sft_train"].rows,
-        "test": built.artifacts["test"].rows,
-        "failed": dict(built.after.reasons),
+        "sft_train": dataset.artifacts["sft_train"].rows,
+        "test": dataset.artifacts["test"].rows,
+        "failed": dict(dataset.after.reasons),
     }
 
 
-def pins(rows: Path) -> dict[str, Split]:
-    """The splits that a night's rows got."""
+def splits_of(rows: Path) -> dict[str, Split]:
+    """The splits that a night's rows got, by the rows' ids."""
+    splits: dict[str, Split] = {}
     with rows.open(encoding="utf-8") as stream:
-        return {row["id"]: row["split"] for row in map(json.loads, stream)}
+        for line in stream:
+            row = json.loads(line)
+            splits[row["id"]] = row["split"]
+    return splits
 
 
 if __name__ == "__main__":

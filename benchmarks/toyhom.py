@@ -1,10 +1,10 @@
-"""6,146 real patient questions through the data stages, two runs, with the simulated keyword
-extractor as teacher.
+"""6,146 real patient questions through the data stages, two runs.
 
     make bench NAME=toyhom DATA=toyhom
 
-Works in a temporary site. Prints the tables of benchmarks/results/toyhom.md and writes them there.
-The data (MIT licence) is not part of this repository.
+The teacher is the simulated keyword extractor. Works in a temporary site. Prints the tables of
+benchmarks/results/toyhom.md and writes them there. The data (MIT licence) is not part of this
+repository.
 """
 
 import json
@@ -16,19 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import openpyxl
+from commands import with_set
 
 DATA = Path(os.environ.get("DATA", "toyhom"))
 PAGE = Path(__file__).parent / "results" / "toyhom.md"
-NEW, EDITED = 60, 5
+NEW = 60
+EDITED = 5
 ADDED_WORDS = "，平时饮食上要注意什么？"
 EDITED_WORDS = "，麻烦说得详细些"
+Report = dict[str, Any]
 
 INTRO = """# Real questions through the data stages
 
-The embedded default also takes real data. These are the {n:,} patient questions of the public Toyhom dialogues (MIT
-licence; internal medicine) with their {documents:,} documents. The teacher is the simulated one, which knows nothing of
-medicine and falls back to keyword extraction (jieba), so this shows how the stages handle real text, not what a
-language model would achieve. Made by `make bench NAME=toyhom`, which runs, in a temporary site:
+The embedded default also takes real data. These are the {n:,} patient questions of the public
+Toyhom dialogues (MIT licence; internal medicine) with their {documents:,} documents. The teacher is
+the simulated one, which knows nothing of medicine and falls back to keyword extraction (jieba), so
+this shows how the stages handle real text, not what a language model would achieve. Made by
+`make bench NAME=toyhom`, which runs, in a temporary site:
 
 ```
 {command}
@@ -50,28 +54,32 @@ def main() -> None:
         site = Path(folder)
         first = refresh(site, DATA / "questions.xlsx")
         second = refresh(site, second_night(DATA / "questions.xlsx", site / "questions-2.xlsx"))
-    documents = sum(1 for _ in (DATA / "kb.jsonl").open(encoding="utf-8"))
-    intro = INTRO.format(n=first["stages"][0]["rows_in"], documents=documents, command=COMMAND)
-    tables = [
+    page = "\n".join(page_lines(first, second))
+    PAGE.write_text(page, encoding="utf-8")
+    print(page)
+    calls = second["api"]["teacher"]["calls"]
+    if calls != NEW + EDITED:
+        sys.exit(f"error: the second night asked {calls} times, not {NEW + EDITED}")
+
+
+def page_lines(first: Report, second: Report) -> list[str]:
+    """The whole page."""
+    with (DATA / "kb.jsonl").open(encoding="utf-8") as stream:
+        documents = sum(1 for _ in stream)
+    return [
+        INTRO.format(n=first["stages"][0]["rows_in"], documents=documents, command=COMMAND),
         *stages_table(first),
         "",
         *arms_table(first),
         "",
-        *reading(first),
+        *comparison(first),
         "",
         *runs_table(first, second),
         "",
     ]
-    page = "\n".join([intro, *tables])
-    PAGE.write_text(page, encoding="utf-8")
-    print(page)
-    if second["api"]["teacher"]["calls"] != NEW + EDITED:
-        sys.exit(
-            f"error: the second night asked {second['api']['teacher']['calls']} times, not {NEW + EDITED}"
-        )
 
 
-def refresh(site: Path, workbook: Path) -> dict[str, Any]:
+def refresh(site: Path, workbook: Path) -> Report:
     """One night's report."""
     settings = (
         f"data.workbook={workbook}",
@@ -79,17 +87,10 @@ def refresh(site: Path, workbook: Path) -> dict[str, Any]:
         f"paths.runs={site / 'runs'}",
         f"paths.state={site / 'state'}",
     )
-    command = [
-        "run",
-        "refresh",
-        "--profile",
-        "embedded",
-        *(part for s in settings for part in ("--set", s)),
-    ]
-    subprocess.run([sys.executable, "-m", "qinglan.cli", *command], check=True)
-    report: dict[str, Any] = json.loads(
-        (site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")
-    )
+    argv = [sys.executable, "-m", "qinglan.cli", "run", "refresh", "--profile", "embedded"]
+    subprocess.run([*argv, *with_set(settings)], check=True)
+    path = site / "runs" / "latest" / "report.json"
+    report: Report = json.loads(path.read_text(encoding="utf-8"))
     return report
 
 
@@ -103,74 +104,80 @@ def second_night(workbook: Path, target: Path) -> Path:
     for cell in questions[: EDITED * step : step]:
         cell.value = f"{cell.value}{EDITED_WORDS}"
     for number, cell in enumerate(questions[1 : 1 + NEW * step : step]):
-        row = [other.value for other in sheet[cell.row]]
-        row[column - 1] = f"{cell.value}{ADDED_WORDS}"
-        for place, value in enumerate(row, 1):
+        values = [neighbour.value for neighbour in sheet[cell.row]]
+        values[column - 1] = f"{cell.value}{ADDED_WORDS}"
+        for place, value in enumerate(values, 1):
             sheet.cell(len(questions) + 2 + number, place, value)
     book.save(target)
     return target
 
 
-def runs_table(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+def runs_table(first: Report, second: Report) -> list[str]:
     """The calls of each run."""
     lines = [
         "## The second run",
         "",
-        f"The same workbook again, with {EDITED} questions edited and {NEW} new ones (real questions, each with a "
-        "clause added). The teacher gets only new and changed questions; retrieval runs for every question, "
-        "as the knowledge base may have changed.",
+        f"The same workbook again, with {EDITED} questions edited and {NEW} new ones (real "
+        "questions, each with a clause added). The teacher gets only new and changed questions; "
+        "retrieval runs for every question, as the knowledge base may have changed.",
         "",
-        "| | Rows | Teacher calls | from the ledger | Judge calls | from the ledger | RAG calls | Seconds |",
+        "| | Rows | Teacher calls | from the ledger | Judge calls | from the ledger | RAG calls "
+        "| Seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, report in (("first run", first), ("second run", second)):
-        api, seconds = report["api"], sum(stage["seconds"] for stage in report["stages"])
-        counts = [api[role][kind] for role in ("teacher", "judge") for kind in ("calls", "cached")]
-        cells = " | ".join(
-            f"{n:,}" for n in [report["stages"][0]["rows_in"], *counts, api["rag"]["calls"]]
+        api = report["api"]
+        counts = (
+            report["stages"][0]["rows_in"],
+            api["teacher"]["calls"],
+            api["teacher"]["cached"],
+            api["judge"]["calls"],
+            api["judge"]["cached"],
+            api["rag"]["calls"],
         )
+        cells = " | ".join(f"{count:,}" for count in counts)
+        seconds = sum(stage["seconds"] for stage in report["stages"])
         lines.append(f"| {name} | {cells} | {seconds:.0f} |")
     return lines
 
 
-def stages_table(report: dict[str, Any]) -> list[str]:
+def stages_table(report: Report) -> list[str]:
     """Counts by stage."""
     lines = [
         "| Stage | Rows in | Rows out | Dropped, by reason | Seconds |",
         "| --- | ---: | ---: | --- | ---: |",
     ]
     for stage in report["stages"]:
-        dropped = ", ".join(f"{reason} {n:,}" for reason, n in stage["dropped"].items()) or "–"
-        lines.append(
-            f"| {stage['name']} | {stage['rows_in']:,} | {stage['rows_out']:,} | {dropped} | {stage['seconds']:.0f} |"
-        )
+        reasons = [f"{reason} {count:,}" for reason, count in stage["dropped"].items()]
+        dropped = ", ".join(reasons) or "–"
+        counts = f"{stage['rows_in']:,} | {stage['rows_out']:,}"
+        lines.append(f"| {stage['name']} | {counts} | {dropped} | {stage['seconds']:.0f} |")
     return lines
 
 
-def arms_table(report: dict[str, Any]) -> list[str]:
+def arms_table(report: Report) -> list[str]:
     """Top-1 of the original question and of the teacher's rewrite."""
     lines = [
         "| Query | n | Gold top-1 [95% CI] | MRR@10 | Mean top-1 score |",
         "| --- | ---: | --- | ---: | ---: |",
     ]
     for name, arm in report["arms"].items():
-        low, high = arm["scores"]["top1"]["ci95"]
-        top1, mrr10, score = (
-            arm["scores"][metric]["mean"] for metric in ("top1", "mrr10", "mean_top1_score")
-        )
-        lines.append(
-            f"| {name} | {arm['n']:,} | {top1:.3f} [{low:.3f}, {high:.3f}] | {mrr10:.3f} | {score:.3f} |"
-        )
+        scores = arm["scores"]
+        low, high = scores["top1"]["ci95"]
+        top1 = f"{scores['top1']['mean']:.3f} [{low:.3f}, {high:.3f}]"
+        other_means = f"{scores['mrr10']['mean']:.3f} | {scores['mean_top1_score']['mean']:.3f}"
+        lines.append(f"| {name} | {arm['n']:,} | {top1} | {other_means} |")
     return lines
 
 
-def reading(report: dict[str, Any]) -> list[str]:
-    """What the comparison says."""
-    found = next(c for c in report["comparisons"] if c["metric"] == "top1")
-    low, high = found["ci95"]
+def comparison(report: Report) -> list[str]:
+    """The paired difference between both queries in top-1."""
+    pair = next(pair for pair in report["comparisons"] if pair["metric"] == "top1")
+    low, high = pair["ci95"]
+    difference = f"{pair['diff']:+.3f} [{low:+.3f}, {high:+.3f}]"
     return [
-        f"{found['a']} − {found['b']}, top-1, paired: {found['diff']:+.3f} [{low:+.3f}, {high:+.3f}], "
-        f"{found['wins']:,} wins, {found['ties']:,} ties, {found['losses']:,} losses."
+        f"{pair['a']} − {pair['b']}, top-1, paired: {difference}, "
+        f"{pair['wins']:,} wins, {pair['ties']:,} ties, {pair['losses']:,} losses."
     ]
 
 

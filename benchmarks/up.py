@@ -1,5 +1,4 @@
-"""How long `qinglan up` takes on this machine, how long a flow waits for its worker, and whether
-task runs get lost.
+"""Time that `qinglan up` takes, time that a flow waits for its worker, and task runs that get lost.
 
     make bench NAME=up
 
@@ -30,7 +29,7 @@ TASK_RUNS = 10_000
 STARTED_BY = {"qinglan": "refresh/refresh", "qinglan-trainer": "train/train"}
 WITHIN_S = 300.0
 SETTLED_S = 20.0
-"""Nothing new recorded for so long: nothing more comes."""
+"""Time without a new record after which no more come."""
 MANY_TASKS = f"""
 from prefect import flow, task
 @task
@@ -77,25 +76,32 @@ class Site:
     """A site that is up."""
 
     def __init__(self, folder: Path, ready_s: float, output: str) -> None:
-        self.folder, self.ready_s = folder, ready_s
-        found = re.search(r"^Prefect +(\S+)$", output, re.MULTILINE)
-        assert found, output
-        self.api_url = f"{found[1]}/api"
+        self.folder = folder
+        self.ready_s = ready_s
+        address = re.search(r"^Prefect +(\S+)$", output, re.MULTILINE)
+        assert address, output
+        self.api_url = f"{address[1]}/api"
         self.api = RetryingClient(base_url=self.api_url, trust_env=False, timeout=60)
 
+    def get(self, path: str) -> Any:
+        """The API's answer."""
+        return self.api.get(path).raise_for_status().json()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The API's answer to a query."""
+        return self.api.post(path, json=body).raise_for_status().json()
+
     def seconds_to_running(self, deployment: str) -> float:
-        """From the request that the page sends until the run's own process has logged that it is
-        running."""
-        found = self.api.get(f"deployments/name/{deployment}").raise_for_status().json()["id"]
+        """Time from the request that the page sends until the run says that it is running.
+
+        It says so in a process of its own.
+        """
+        deployment_id = self.get(f"deployments/name/{deployment}")["id"]
         places = [f"paths.state={self.folder / 'state'}", f"paths.runs={self.folder / 'runs'}"]
         body = {"parameters": {"overrides": places}, "state": {"type": "SCHEDULED"}}
         start = time.monotonic()
-        run = (
-            self.api.post(f"deployments/{found}/create_flow_run", json=body)
-            .raise_for_status()
-            .json()["id"]
-        )
-        while self.api.get(f"flow_runs/{run}").raise_for_status().json()["start_time"] is None:
+        run = self.post(f"deployments/{deployment_id}/create_flow_run", body)["id"]
+        while self.get(f"flow_runs/{run}")["start_time"] is None:
             if time.monotonic() - start > WITHIN_S:
                 sys.exit(f"error: {deployment} did not start within {WITHIN_S:.0f} s")
             time.sleep(0.1)
@@ -104,26 +110,27 @@ class Site:
         return seconds
 
     def task_runs_recorded(self) -> int:
-        """By the server, of a flow that makes them as fast as it can; once no more come."""
+        """Task runs that the server knows of a flow that makes them as fast as it can.
+
+        They are counted once no more come.
+        """
         env = os.environ | {
             "PREFECT_API_URL": self.api_url,
             "PREFECT_HOME": str(self.folder / "client"),
+            "PREFECT_LOGGING_LEVEL": "ERROR",
         }
-        subprocess.run(
-            [sys.executable, "-c", MANY_TASKS],
-            env=env | {"PREFECT_LOGGING_LEVEL": "ERROR"},
-            check=True,
-        )
+        subprocess.run([sys.executable, "-c", MANY_TASKS], env=env, check=True)
         query: dict[str, Any] = {
             "flows": {"name": {"any_": ["many"]}},
             "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
         }
-        recorded, changed = -1, time.monotonic()
-        while time.monotonic() - changed < SETTLED_S and recorded < TASK_RUNS:
-            if (
-                now := int(self.api.post("task_runs/count", json=query).raise_for_status().json())
-            ) != recorded:
-                recorded, changed = now, time.monotonic()
+        recorded = -1
+        changed_s = time.monotonic()
+        while time.monotonic() - changed_s < SETTLED_S and recorded < TASK_RUNS:
+            count = int(self.post("task_runs/count", query))
+            if count != recorded:
+                recorded = count
+                changed_s = time.monotonic()
             time.sleep(1)
         return recorded
 

@@ -1,5 +1,4 @@
-"""What a verl run costs on the CPU of this machine: start-up, a training step by phase, CPU time by
-process.
+"""Costs of a verl run on the CPU of this machine: start-up, phases of a step, CPU time by process.
 
     make bench NAME=verl_cpu
 
@@ -34,8 +33,10 @@ STARTUP_TARGET_S = 35.0
 STEP_TARGET_S = 1.6
 STEPS = 12
 WARM_UP_STEPS = 2
-SAMPLES, RESPONSE_TOKENS = 64, 24
-HIDDEN_SIZE, LAYERS = 128, 5
+SAMPLES = 64
+RESPONSE_TOKENS = 24
+HIDDEN_SIZE = 128
+LAYERS = 5
 NO_TOKEN = 10**6
 """An id that no token has, so no answer ends early."""
 POLL_S = 0.02
@@ -54,7 +55,8 @@ def main(steps: int = STEPS) -> None:
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(
-        f"\n{result['parameters']:,} parameters, {os.cpu_count()} cores, load before {result['load_before']:.1f}\n"
+        f"\n{result['parameters']:,} parameters, {os.cpu_count()} cores, "
+        f"load before {result['load_before']:.1f}\n"
     )
     print("| | s | target | ratio |\n| --- | ---: | ---: | ---: |")
     for label, key, target in (
@@ -71,50 +73,57 @@ def main(steps: int = STEPS) -> None:
 
 
 def print_table(header: str, rows: dict[str, float], form: str) -> None:
-    """Name and value."""
+    """Print a table of names and values."""
     print(f"\n| {header} |\n| --- | ---: |")
     for name, value in rows.items():
         print(f"| {name} | {form.format(value)} |")
 
 
 def measure(folder: Path, steps: int) -> dict[str, Any]:
-    """One run's figures."""
+    """The figures of one run."""
     parameters = make_model(folder / "model")
     command = training(folder, steps)
     load = os.getloadavg()[0]
     run = Run(command, folder)
     run.watch()
+    first = run.steps[0]
     warm = run.steps[WARM_UP_STEPS:]
-    began = [step["at"] for step in run.steps[WARM_UP_STEPS - 1 :]]
+    before_warm = run.steps[WARM_UP_STEPS - 1]
     tokens = {step["data"]["response_length/mean"] for step in run.steps}
     if tokens != {float(RESPONSE_TOKENS)}:
         sys.exit(f"error: answers of {tokens} tokens instead of {RESPONSE_TOKENS}")
-    phases = sorted(name for name in warm[0]["data"] if name.startswith("timing_s/"))
-    medians = {name: statistics.median(step["data"][name] for step in warm) for name in phases}
-    first, last = run.steps[WARM_UP_STEPS - 1]["cpu"], run.steps[-1]["cpu"]
+    phases_s = {
+        name.removeprefix("timing_s/"): statistics.median(step["data"][name] for step in warm)
+        for name in sorted(warm[0]["data"])
+        if name.startswith("timing_s/")
+    }
+    ends_s = [step["at"] for step in (before_warm, *warm)]
+    warm_cpu_s = {
+        name: (seconds - before_warm["cpu"].get(name, 0.0)) / len(warm)
+        for name, seconds in run.steps[-1]["cpu"].items()
+    }
     return {
         "cores": os.cpu_count(),
         "load_before": load,
         "parameters": parameters,
         "prompt_tokens": warm[0]["data"]["prompt_length/mean"],
-        "startup_s": run.steps[0]["at"] - run.steps[0]["data"]["timing_s/step"] - run.began,
-        "step_s": statistics.median(b - a for a, b in itertools.pairwise(began)),
-        "phases_s": {name.removeprefix("timing_s/"): value for name, value in medians.items()},
-        "startup_cpu_s": largest(run.steps[0]["cpu"]),
-        "step_cpu_s": largest(
-            {name: (last[name] - first.get(name, 0.0)) / len(warm) for name in last}
-        ),
+        "startup_s": first["at"] - first["data"]["timing_s/step"] - run.began,
+        "step_s": statistics.median(end - start for start, end in itertools.pairwise(ends_s)),
+        "phases_s": phases_s,
+        "startup_cpu_s": with_sum(first["cpu"]),
+        "step_cpu_s": with_sum(warm_cpu_s),
         "whole_run_s": run.ended - run.began,
     }
 
 
-def largest(seconds: dict[str, float]) -> dict[str, float]:
-    """Largest first, after the sum."""
-    return {"all": sum(seconds.values())} | dict(sorted(seconds.items(), key=lambda item: -item[1]))
+def with_sum(seconds: dict[str, float]) -> dict[str, float]:
+    """The sum, then the figures with the largest first."""
+    largest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    return {"all": sum(seconds.values()), **dict(largest_first)}
 
 
 class Run:
-    """A training process, and what it had logged and used when."""
+    """A training process, with its metrics and its CPU time at the end of each step."""
 
     def __init__(self, command: Command, folder: Path) -> None:
         self._log = folder / "log.txt"
@@ -137,18 +146,22 @@ class Run:
             sys.exit(f"error: training failed\n{self._log.read_text(encoding='utf-8')[-4000:]}")
 
     def _look(self) -> None:
+        """Note each step whose line is there in full."""
         text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         for line in lines[len(self.steps) :]:
-            self.steps.append(
-                json.loads(line) | {"at": time.monotonic(), "cpu": self._cpu_seconds()}
-            )
+            step = json.loads(line)
+            step["at"] = time.monotonic()
+            step["cpu"] = self._cpu_seconds()
+            self.steps.append(step)
 
     def _cpu_seconds(self) -> dict[str, float]:
+        """CPU seconds by role; of processes that have ended, those that were seen last."""
         root = psutil.Process(self._process.pid)
         for process in [root, *root.children(recursive=True)]:
             try:
-                name, times = role(process), process.cpu_times()
+                name = role(process)
+                times = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
             self._cpu[process.pid, name] = times.user + times.system
@@ -159,38 +172,31 @@ class Run:
 
 
 def role(process: psutil.Process) -> str:
-    """What a process is there for, by its command line."""
+    """The purpose of a process, by its command line."""
     words = process.cmdline() or [process.name()]
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split("(")[0]
-    return (
-        "trainer"
-        if "qinglan.training.engines.ppo" in words
-        else Path(words[0]).name
-        if len(words) < 3
-        else part(words)
-    )
-
-
-def part(words: list[str]) -> str:
-    """Ray's own processes; those in Python by their script."""
+    if "qinglan.training.engines.ppo" in words:
+        return "trainer"
+    if len(words) < 3:
+        return Path(words[0]).name
+    # Ray's own processes; those in Python by their script.
     scripts = [Path(word).name for word in words[:4] if word.endswith(".py")]
     return f"Ray: {scripts[0] if scripts else Path(words[0]).name}"
 
 
 def make_model(folder: Path) -> int:
-    """Write an untrained model with the embedded base model's tokenizer; how many parameters it
-    has."""
+    """Write an untrained model with the embedded base model's tokenizer; its parameters' number."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from qinglan.simulators.domains import domain_of
     from qinglan.simulators.pretrain import build_tokenizer
 
-    tok = build_tokenizer(domain_of("query_rewrite"))
+    tokenizer = build_tokenizer(domain_of("query_rewrite"))
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tok),
+        vocab_size=len(tokenizer),
         hidden_size=HIDDEN_SIZE,
         intermediate_size=4 * HIDDEN_SIZE,
         num_hidden_layers=LAYERS,
@@ -200,13 +206,13 @@ def make_model(folder: Path) -> int:
         max_position_embeddings=512,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tok.eos_token_id,
-        pad_token_id=tok.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = NO_TOKEN
     model.save_pretrained(folder)
-    tok.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return int(model.num_parameters())
 
 
@@ -241,8 +247,10 @@ def training(folder: Path, steps: int) -> Command:
 
 
 def profile(reward: str, steps: int) -> Profile:
-    """The embedded profile's RL section over the benchmark's own reward, without validation or
-    checkpoints."""
+    """The embedded profile's RL section over the benchmark's own reward.
+
+    It has no validation and no checkpoints.
+    """
     endpoint = {"model": "none"}
     return Profile.model_validate(
         {
@@ -275,7 +283,7 @@ def profile(reward: str, steps: int) -> Profile:
 
 
 def make_prompts(path: Path, rows: int) -> Path:
-    """Questions of the embedded demo's length as verl wants them."""
+    """Write questions of the embedded demo's length in the form that verl wants."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,8 @@
-"""The plan's own script: AsyncOpenAI behind a semaphore, retried by tenacity, tables at the end. No
-ledger.
+"""The plan's own script: AsyncOpenAI behind a semaphore, retried by tenacity, tables at the end.
 
-python asyncio_script.py ROWS.jsonl BASE_URL MODEL CONCURRENCY OUT_FOLDER
+It has no ledger.
+
+    python asyncio_script.py ROWS.jsonl BASE_URL MODEL CONCURRENCY OUT_FOLDER
 """
 
 import asyncio
@@ -17,11 +18,9 @@ from tenacity import retry, stop_after_attempt, wait_exponential
 async def ask_all(
     questions: list[dict[str, str]], base_url: str, model: str, concurrency: int
 ) -> list[dict[str, str]]:
-    """Rows with their rewrites."""
-    client, slots = (
-        AsyncOpenAI(base_url=base_url, api_key="bench", timeout=60),
-        asyncio.Semaphore(concurrency),
-    )
+    """The rows with their rewrites."""
+    client = AsyncOpenAI(base_url=base_url, api_key="bench", timeout=60)
+    slots = asyncio.Semaphore(concurrency)
 
     @retry(wait=wait_exponential(min=1, max=30), stop=stop_after_attempt(3))
     async def ask(system: str, user: str) -> str:
@@ -43,10 +42,10 @@ async def ask_all(
 def main(rows: Path, base_url: str, model: str, concurrency: int, out: Path) -> None:
     """Ask all, then write."""
     questions = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-    done = pd.DataFrame(asyncio.run(ask_all(questions, base_url, model, concurrency)))
-    done.to_json(out / "rows.jsonl", orient="records", lines=True, force_ascii=False)
-    done.to_excel(out / "rows.xlsx", index=False)
-    print(json.dumps({"rows": int(done["rewrite"].astype(bool).sum())}))
+    rewritten = pd.DataFrame(asyncio.run(ask_all(questions, base_url, model, concurrency)))
+    rewritten.to_json(out / "rows.jsonl", orient="records", lines=True, force_ascii=False)
+    rewritten.to_excel(out / "rows.xlsx", index=False)
+    print(json.dumps({"rows": int(rewritten["rewrite"].astype(bool).sum())}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""bespokelabs-curator by its documentation: a subclass of `curator.LLM`, limits in
-`backend_params`.
+"""bespokelabs-curator by its documentation: a `curator.LLM` with limits in `backend_params`.
 
     python curator_script.py ROWS.jsonl BASE_URL MODEL CONCURRENCY OUT_FOLDER
 
@@ -24,14 +23,14 @@ class Rewriter(curator.LLM):
     """One question, one rewrite."""
 
     def prompt(self, input: dict[str, Any]) -> list[dict[str, str]]:
-        """Messages of a row."""
+        """The messages of a row."""
         return [
             {"role": "system", "content": input["system"]},
             {"role": "user", "content": input["user"]},
         ]
 
     def parse(self, input: dict[str, Any], response: str) -> dict[str, str]:
-        """Row of an answer."""
+        """The row of an answer."""
         return {"id": input["id"], "rewrite": response}
 
 
@@ -50,9 +49,9 @@ def main(rows: Path, base_url: str, model: str, concurrency: int, out: Path) -> 
         },
     )
     questions = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-    done = teacher(Dataset.from_list(questions), working_dir=str(out / "cache")).dataset
-    done.to_json(out / "rows.jsonl", force_ascii=False)
-    print(json.dumps({"rows": sum(bool(text) for text in done["rewrite"])}))
+    rewritten = teacher(Dataset.from_list(questions), working_dir=str(out / "cache")).dataset
+    rewritten.to_json(out / "rows.jsonl", force_ascii=False)
+    print(json.dumps({"rows": sum(bool(text) for text in rewritten["rewrite"])}))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,12 @@ from distilabel.steps.tasks import TextGeneration
 def main(rows: Path, base_url: str, model: str, concurrency: int, out: Path) -> None:
     """Ask all, then write."""
     questions = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    data = [
+        {"id": row["id"], "system_prompt": row["system"], "instruction": row["user"]}
+        for row in questions
+    ]
     with Pipeline(name="rewrite", cache_dir=out / "cache") as pipeline:
-        load = LoadDataFromDicts(
-            data=[
-                {"id": row["id"], "system_prompt": row["system"], "instruction": row["user"]}
-                for row in questions
-            ],
-            batch_size=8 * concurrency,
-        )
+        load = LoadDataFromDicts(data=data, batch_size=8 * concurrency)
         teacher = TextGeneration(
             llm=OpenAILLM(
                 model=model,
@@ -39,9 +37,9 @@ def main(rows: Path, base_url: str, model: str, concurrency: int, out: Path) -> 
             input_batch_size=concurrency,
         )
         load >> teacher
-    done = pipeline.run()["default"]["train"]
-    done.to_json(out / "rows.jsonl", force_ascii=False)
-    print(json.dumps({"rows": sum(bool(text) for text in done["generation"])}))
+    rewritten = pipeline.run()["default"]["train"]
+    rewritten.to_json(out / "rows.jsonl", force_ascii=False)
+    print(json.dumps({"rows": sum(bool(text) for text in rewritten["generation"])}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""An environment of its own for each rival, made once: below BENCH_ENVS, or
-~/.cache/qinglan-bench."""
+"""An environment of its own for each rival, made once.
+
+It is made below BENCH_ENVS, or ~/.cache/qinglan-bench.
+"""
 
 import os
 import subprocess
@@ -20,7 +22,8 @@ PACKAGES = {
         "aiohttp==3.13.5",
         "datasets==3.6.0",
     ],
-    # requests: distilabel imports it and leaves it to huggingface-hub, which no longer needs it.
+    # Requests is named as distilabel imports it and leaves it to huggingface-hub, which no longer
+    # needs it.
     "distilabel": [
         "distilabel[openai]==1.5.3",
         "openai==3.52.0",
@@ -31,7 +34,7 @@ PACKAGES = {
 
 
 class NotInstalledError(Exception):
-    """The last line of what pip said."""
+    """A rival's packages could not be installed; the message is the last line of pip's output."""
 
 
 def python_of(rival: str) -> str:
@@ -40,29 +43,36 @@ def python_of(rival: str) -> str:
     Raises:
         NotInstalledError: pip could not install it.
     """
-    folder, wanted = FOLDER / rival, "\n".join(PACKAGES[rival])
-    python, mark = folder / "bin" / "python", folder / "installed.txt"
-    if mark.exists() and mark.read_text(encoding="utf-8") == wanted:
+    folder = FOLDER / rival
+    packages = PACKAGES[rival]
+    python = folder / "bin" / "python"
+    # Written last: it says that all of these packages are there.
+    mark = folder / "installed.txt"
+    if mark.exists() and mark.read_text(encoding="utf-8") == "\n".join(packages):
         return str(python)
-    print(f"{rival}: installing {' '.join(PACKAGES[rival])} into {folder}, minutes", flush=True)
+    print(f"{rival}: installing {' '.join(packages)} into {folder}, minutes", flush=True)
     for argv in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", *PACKAGES[rival]],
+        [str(python), "-m", "pip", "install", *packages],
     ):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NotInstalledError(
-                ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
-            )
-    mark.write_text(wanted, encoding="utf-8")
+        process = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if process.returncode:
+            output = (process.stderr or process.stdout).strip().splitlines()
+            raise NotInstalledError(output[-1] if output else "no output")
+    mark.write_text("\n".join(packages), encoding="utf-8")
     return str(python)
 
 
 def offline_env(home: Path) -> dict[str, str]:
-    """No hub, no telemetry, no proxy, and a home of its own for caches: nothing outlives a run,
-    nothing is reused."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return kept | {
+    """A process's environment without hub, telemetry and proxy.
+
+    A home of its own takes the caches, so that nothing outlives a run and nothing is reused.
+    """
+    inherited = {
+        name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ
+    }
+    return {
+        **inherited,
         "HOME": str(home),
         "OPENAI_API_KEY": "bench",
         "NO_PROXY": "127.0.0.1",
@@ -71,6 +81,7 @@ def offline_env(home: Path) -> dict[str, str]:
         "HF_DATASETS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
-        "TELEMETRY_ENABLED": "false",  # curator's
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else curator's litellm fetches it
+        # Curator's own telemetry, and the prices that its litellm would fetch.
+        "TELEMETRY_ENABLED": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }

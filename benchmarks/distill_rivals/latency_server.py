@@ -1,12 +1,12 @@
-"""An OpenAI-compatible server that answers after a fixed time and costs next to nothing: the ruler
-of the benchmark.
+"""An OpenAI-compatible server that answers after a fixed time: the ruler of the benchmark.
 
     python latency_server.py PORT
 
 A raw asyncio protocol, because a web framework would take a core away from the clients that it
-measures. It knows what was asked how often and what was answered how often, when the first request
-came and the last answer left, and how late its own answers were. Whether a request fails is a hash
-of seed, question and attempt: the same in every run, whatever the order.
+measures: an answer costs next to nothing. It knows what was asked how often and what was answered
+how often, when the first request came and the last answer left, and how late its own answers were.
+Whether a request fails is a hash of seed, question and attempt: the same in every run, whatever the
+order.
 
 `POST /reset` takes `latency_s`, `fault_share` (in thirds: 429 at once with Retry-After: 1, 500, no
 answer at all) and `seed`; `GET /stats` gives the counts since then.
@@ -20,24 +20,25 @@ import time
 from collections import Counter
 from typing import Any
 
-PROMPT_TOKENS, COMPLETION_TOKENS = 250, 25
+PROMPT_TOKENS = 250
+COMPLETION_TOKENS = 25
 MODEL = "bench-teacher"
-_BEFORE, _AFTER = json.dumps(
-    {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 1,
-        "model": MODEL,
-        "choices": [
-            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "?"}}
-        ],
-        "usage": {
-            "prompt_tokens": PROMPT_TOKENS,
-            "completion_tokens": COMPLETION_TOKENS,
-            "total_tokens": PROMPT_TOKENS + COMPLETION_TOKENS,
-        },
-    }
-).split("?")
+_COMPLETION = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": MODEL,
+    "choices": [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "?"}}
+    ],
+    "usage": {
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": COMPLETION_TOKENS,
+        "total_tokens": PROMPT_TOKENS + COMPLETION_TOKENS,
+    },
+}
+# The JSON around an answer's text is made once.
+_BEFORE_TEXT, _AFTER_TEXT = json.dumps(_COMPLETION).split("?")
 _MODELS = json.dumps(
     {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "b"}]}
 )
@@ -51,32 +52,34 @@ class Site:
         self.reset({})
 
     def reset(self, settings: dict[str, Any]) -> None:
-        """Count anew."""
+        """Count anew, with these settings."""
         self.latency_s = float(settings.get("latency_s", 0.2))
-        self.fault_share, self.seed = (
-            float(settings.get("fault_share", 0)),
-            int(settings.get("seed", 0)),
-        )
+        self.fault_share = float(settings.get("fault_share", 0))
+        self.seed = int(settings.get("seed", 0))
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
-        self.in_flight = self.max_in_flight = 0
-        self.first_s = self.last_s = 0.0
+        self.in_flight = 0
+        self.max_in_flight = 0
+        self.first_s = 0.0
+        self.last_s = 0.0
         self.late_s: list[float] = []
         self.cpu_start_s = time.process_time()
 
     def fault_of(self, question: str) -> str | None:
-        """What befalls this attempt at this question."""
+        """The fault of this attempt at this question; None if it is answered."""
         self.asked[question] += 1
         if not self.fault_share:
             return None
         key = f"{self.seed}\x1f{self.asked[question]}\x1f{question}".encode()
-        drawn = int.from_bytes(hashlib.sha256(key).digest()[:8]) / 2**64
-        return _KINDS[int(3 * drawn / self.fault_share)] if drawn < self.fault_share else None
+        fraction = int.from_bytes(hashlib.sha256(key).digest()[:8]) / 2**64
+        if fraction >= self.fault_share:
+            return None
+        return _KINDS[int(3 * fraction / self.fault_share)]
 
     def stats(self) -> dict[str, Any]:
-        """What was counted; seconds are of the system's monotonic clock."""
-        late = sorted(self.late_s) or [0.0]
+        """The counts; seconds are of the system's monotonic clock."""
+        late_s = sorted(self.late_s) or [0.0]
         return {
             "calls": sum(self.asked.values()),
             "questions": len(self.asked),
@@ -87,8 +90,8 @@ class Site:
             "max_in_flight": self.max_in_flight,
             "first_s": self.first_s,
             "last_s": self.last_s,
-            "late_ms_p50": 1000 * late[len(late) // 2],
-            "late_ms_p99": 1000 * late[int(0.99 * (len(late) - 1))],
+            "late_ms_p50": 1000 * late_s[len(late_s) // 2],
+            "late_ms_p99": 1000 * late_s[int(0.99 * (len(late_s) - 1))],
             "cpu_s": time.process_time() - self.cpu_start_s,
         }
 
@@ -97,17 +100,19 @@ class Connection(asyncio.Protocol):
     """One keep-alive connection; a client sends the next request after the answer."""
 
     def __init__(self, site: Site) -> None:
-        self.site, self.loop, self.buffer = site, asyncio.get_running_loop(), b""
+        self.site = site
+        self.loop = asyncio.get_running_loop()
+        self.buffer = b""
         self.waiting: dict[int, tuple[asyncio.TimerHandle | None, str]] = {}
         self.number = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio calls it."""
+        """Keep the connection's way back."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever hung up before an answer that was on its way would have paid for it."""
+        """Count the answers that were on their way: who hangs up would have paid for them."""
         del exc
         for timer, kind in self.waiting.values():
             self.site.in_flight -= 1
@@ -118,22 +123,22 @@ class Connection(asyncio.Protocol):
         self.waiting.clear()
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio calls it."""
+        """Take the requests that have come in whole; the rest waits for more data."""
         self.buffer += data
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
             head = self.buffer[:end].lower()
             at = head.find(b"\r\ncontent-length:")
             length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-            if len(self.buffer) < end + 4 + length:
+            body_start = end + 4
+            body_end = body_start + length
+            if len(self.buffer) < body_end:
                 return
-            body, self.buffer = (
-                self.buffer[end + 4 : end + 4 + length],
-                self.buffer[end + 4 + length :],
-            )
+            body = self.buffer[body_start:body_end]
+            self.buffer = self.buffer[body_end:]
             self.route(head[: head.find(b"\r\n")], body)
 
     def route(self, line: bytes, body: bytes) -> None:
-        """One whole request."""
+        """Answer one whole request, by its first line."""
         if line.startswith(b"post /v1/chat/completions"):
             self.complete(body)
         elif line.startswith(b"get /stats"):
@@ -148,53 +153,58 @@ class Connection(asyncio.Protocol):
 
     def complete(self, body: bytes) -> None:
         """Answer later, or fail as drawn."""
-        messages, site = json.loads(body)["messages"], self.site
-        if not messages:  # curator asks so for the rate-limit headers
+        site = self.site
+        messages = json.loads(body)["messages"]
+        # Curator asks so for the rate-limit headers.
+        if not messages:
             site.outcomes["refused"] += 1
-            return self.send(400, '{"error":{"message":"no messages"}}')
+            self.send(400, '{"error":{"message":"no messages"}}')
+            return
         question = messages[-1]["content"]
         site.first_s = site.first_s or time.monotonic()
         fault = site.fault_of(question)
         if fault:
             site.outcomes[fault] += 1
         if fault == "rate_limited":
-            return self.send(
-                429, '{"error":{"message":"slow down","code":"rate_limit"}}', "retry-after: 1\r\n"
-            )
+            error = '{"error":{"message":"slow down","code":"rate_limit"}}'
+            self.send(429, error, "retry-after: 1\r\n")
+            return
         site.in_flight += 1
         site.max_in_flight = max(site.max_in_flight, site.in_flight)
         self.number += 1
         if fault == "hang":
             self.waiting[self.number] = (None, "hang")
-            return None
+            return
         due = self.loop.time() + site.latency_s
         timer = self.loop.call_at(due, self.answer, self.number, question, fault, due)
         self.waiting[self.number] = (timer, fault or "")
-        return None
 
     def answer(self, number: int, question: str, fault: str | None, due: float) -> None:
-        """The answer is due."""
+        """Send the answer that is due."""
         site = self.site
         del self.waiting[number]
         site.in_flight -= 1
         site.late_s.append(self.loop.time() - due)
         if fault:
-            return self.send(500, '{"error":{"message":"something broke"}}')
+            self.send(500, '{"error":{"message":"something broke"}}')
+            return
         site.answered[question] += 1
         text = json.dumps(question.rpartition("\n")[2][-40:], ensure_ascii=False)[1:-1]
-        self.send(200, f"{_BEFORE}{text}{_AFTER}")
+        self.send(200, f"{_BEFORE_TEXT}{text}{_AFTER_TEXT}")
         site.last_s = time.monotonic()
-        return None
 
     def send(self, status: int, text: str, headers: str = "") -> None:
-        """A JSON answer; the connection stays open."""
+        """Send a JSON answer; the connection stays open."""
         body = text.encode()
-        head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\n{headers}content-length: {len(body)}\r\n\r\n"
+        head = (
+            f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\n"
+            f"{headers}content-length: {len(body)}\r\n\r\n"
+        )
         self.transport.write(head.encode() + body)
 
 
 async def serve(port: int) -> None:
-    """Until killed."""
+    """Serve until killed; the first line of the output is the port."""
     site = Site()
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(site), "127.0.0.1", port, backlog=1024

@@ -1,5 +1,4 @@
-"""Questions for the benchmark: Chinese, all different, with a profile and a history as a real
-prompt has them."""
+"""Questions for the benchmark: Chinese, all different, each with a profile and a history."""
 
 import csv
 import json
@@ -22,7 +21,7 @@ THINGS = (
     "胶原蛋白肽",
     "奶蓟草",
 )
-ASKED = (
+ENDINGS = (
     "咋吃啊",
     "饭前吃还是饭后吃",
     "能跟降压药一起吃不",
@@ -46,24 +45,26 @@ Question = tuple[str, str, str]
 
 
 def questions(count: int, start: int = 0) -> Iterator[Question]:
-    """As many, from a number on."""
-    for n in range(start, start + count):
-        thing, asked = THINGS[n % len(THINGS)], ASKED[n // len(THINGS) % len(ASKED)]
-        yield f"那个{thing}{n}号{asked}，我第{n}次问了", WHO[n % len(WHO)], BEFORE[n % len(BEFORE)]
+    """So many questions, from a number on."""
+    for number in range(start, start + count):
+        thing = THINGS[number % len(THINGS)]
+        ending = ENDINGS[number // len(THINGS) % len(ENDINGS)]
+        query = f"那个{thing}{number}号{ending}，我第{number}次问了"
+        yield query, WHO[number % len(WHO)], BEFORE[number % len(BEFORE)]
 
 
-def write_workbook(path: Path, asked: list[Question]) -> Path:
-    """As a user's export looks."""
+def write_workbook(path: Path, rows: list[Question]) -> Path:
+    """Write the questions in the form of a user's export."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("问题", "用户画像", "历史摘要"), *asked])
+        csv.writer(file).writerows([("问题", "用户画像", "历史摘要"), *rows])
     return path
 
 
-def write_prompts(path: Path, asked: list[Question], tenant: Tenant) -> Path:
-    """The same prompts that our teacher gets, for those who have no recipe: id, system, user."""
+def write_prompts(path: Path, rows: list[Question], tenant: Tenant) -> Path:
+    """Write our teacher's prompts for rivals, which have no recipe: id, system, user."""
     recipe = get_recipe("query_rewrite")
     with path.open("w", encoding="utf-8") as file:
-        for number, (query, profile, history) in enumerate(asked):
+        for number, (query, profile, history) in enumerate(rows):
             row = Row(
                 id=f"{number:016x}",
                 tenant=tenant.id,
@@ -73,8 +74,6 @@ def write_prompts(path: Path, asked: list[Question], tenant: Tenant) -> Path:
                 history=history,
             )
             system, user = (message["content"] for message in recipe.teacher_messages(row, tenant))
-            file.write(
-                json.dumps({"id": row.id, "system": system, "user": user}, ensure_ascii=False)
-                + "\n"
-            )
+            prompt = {"id": row.id, "system": system, "user": user}
+            file.write(json.dumps(prompt, ensure_ascii=False) + "\n")
     return path

@@ -1,2 +1,1 @@
-"""What `faults.py` is made of: a site per trial, services with books, what strikes, and what must
-hold afterwards."""
+"""The parts of `faults.py`: a site per trial, services with books, faults, and what must hold."""

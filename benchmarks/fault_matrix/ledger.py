@@ -1,5 +1,4 @@
-"""Faults of the ledger's database, while a process asks the teacher through it, as the distill
-stage does."""
+"""Faults of the ledger's database, while a process asks the teacher through it as distill does."""
 
 import os
 import runpy
@@ -24,18 +23,21 @@ from qinglan.runs.artifacts import write_jsonl
 from qinglan.runs.launcher import tail
 
 from .proxy import HOST, Proxy
-from .site import IN_FLIGHT, MOST_RUNS, PROFILE, Seen, Site, Workplace
+from .site import IN_FLIGHT, MOST_RUNS, PROFILE, Site, TrialResult, Workplace
 
-SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
+SQLITE = "SQLite"
+POSTGRESQL = "PostgreSQL"
 FAULTS = [
-    (base, fault)
-    for base in (SQLITE, POSTGRESQL)
+    (database, fault)
+    for database in (SQLITE, POSTGRESQL)
     for fault in ("locked", "black hole", "restart", "torn write")
 ]
 _KILLING = {(SQLITE, "restart"), (SQLITE, "torn write"), (POSTGRESQL, "torn write")}
-"""Those that kill the asking process; the others leave it its answers."""
-_QUESTIONS, _WITHIN_S = 120, 400.0
-_WAL_HEADER, _FRAME_HEADER = 32, 24
+"""Faults that kill the asking process; with the others it gets all answers to its questions."""
+_QUESTIONS = 120
+_WITHIN_S = 400.0
+_WAL_HEADER = 32
+_FRAME_HEADER = 24
 _URL_ENV = "QINGLAN_FAULT_LEDGER"
 _SUPPORT = ROOT / "tests" / "support"
 _HOLD = """
@@ -54,26 +56,21 @@ with engine.connect() as db:
 """
 
 
-def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> Seen:
+def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> TrialResult:
     """Ask, strike, heal, and ask again until every answer is there."""
     with work.site("data") as site, ExitStack() as stack:
-        server = stack.enter_context(_postgres()) if database == POSTGRESQL else None
-        proxy = Proxy((HOST, server.port)) if server else None
-        settings = list[str]()
-        if server and proxy:
+        server = None
+        proxy = None
+        settings: list[str] = []
+        if database == POSTGRESQL:
+            server = stack.enter_context(_postgres())
+            proxy = Proxy((HOST, server.port))
             stack.callback(proxy.close)
             address = server.make_database("ledger").replace(f":{server.port}/", f":{proxy.port}/")
             os.environ[_URL_ENV] = f"postgresql://{address}"
             settings.append(f"ledger.url_env={_URL_ENV}")
         profile = load_profile(str(site.folder / "configs" / f"{PROFILE}.yaml"), settings)
-        folder = site.folder / "asking"
-        folder.mkdir()
-        (folder / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
-        rows = [
-            Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}")
-            for n in range(_QUESTIONS)
-        ]
-        write_jsonl(folder / "rows.jsonl", rows)
+        folder = _folder_of_questions(site, profile)
         process = _start(folder)
         moment = rng.randint(10, _QUESTIONS - 30)
         until(
@@ -85,7 +82,7 @@ def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> Seen:
             ends = [_end_of(process, site, folder)]
         while _answers(profile) < _QUESTIONS and len(ends) < MOST_RUNS:
             ends.append(_end_of(_start(folder), site, folder))
-        return Seen(
+        return TrialResult(
             "; then ".join(ends),
             rows_lost=_QUESTIONS - _answers(profile),
             **work.repeats(IN_FLIGHT if (database, fault) in _KILLING else 0),
@@ -93,6 +90,19 @@ def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> Seen:
             other_runs_harmed=int(site.is_harmed()),
             ended_well=ends[-1] == "done",
         )
+
+
+def _folder_of_questions(site: Site, profile: Profile) -> Path:
+    """A folder with the profile and the rows that the process asks about."""
+    folder = site.folder / "asking"
+    folder.mkdir()
+    (folder / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
+    rows = [
+        Row(id=str(number), tenant="t", query=f"虾青素{number}咋吃", source=f"q.csv:{number}")
+        for number in range(_QUESTIONS)
+    ]
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder
 
 
 @contextmanager
@@ -103,13 +113,9 @@ def _postgres() -> Iterator[Any]:
 
 
 def _start(folder: Path) -> psutil.Popen:
+    argv = [sys.executable, str(_SUPPORT / "asking_worker.py"), str(folder)]
     with (folder / "log.txt").open("ab") as log:
-        return psutil.Popen(
-            [sys.executable, str(_SUPPORT / "asking_worker.py"), str(folder)],
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-        )
+        return psutil.Popen(argv, stdout=log, stderr=log, cwd=folder)
 
 
 def _end_of(process: psutil.Popen, site: Site, folder: Path) -> str:
@@ -127,37 +133,37 @@ def _answers(profile: Profile) -> int:
 def _strike(
     fault: str, process: psutil.Popen, site: Site, server: Any, proxy: Proxy | None
 ) -> Iterator[None]:
-    seconds, file = min(site.work.seconds, 40.0), site.folder / "state" / "ledger.db"
-    if fault == "locked" or (fault == "black hole" and not proxy):
-        with _held(
-            server.owners_url.replace("/postgres?", "/ledger?") if server else f"sqlite:///{file}",
-            seconds,
-        ):
-            yield
-    elif proxy and fault == "black hole":
+    """Strike the database: PostgreSQL where there is a server with its proxy, else SQLite."""
+    seconds = min(site.work.seconds, 40.0)
+    sqlite_file = site.folder / "state" / "ledger.db"
+    if proxy and fault == "black hole":
         proxy.set("black hole")
         time.sleep(seconds)
         proxy.set("pass")
-        yield
+    elif server and fault == "locked":
+        _hold_lock(server.owners_url.replace("/postgres?", "/ledger?"), seconds)
     elif server:
         if fault == "torn write":
             process.kill()
             _kill_server(server)
         _restart(server)
-        yield
+    elif fault in ("locked", "black hole"):
+        # There is no way to a file that a black hole could be in: its lock is held in place of it.
+        _hold_lock(f"sqlite:///{sqlite_file}", seconds)
     else:
         process.kill()
         process.wait()
         if fault == "torn write":
-            _tear(file.with_name("ledger.db-wal"))
-        yield
+            _tear(sqlite_file.with_name("ledger.db-wal"))
+    yield
 
 
 def _tear(wal: Path) -> None:
-    """The next frame of the log is there in part, as a power loss leaves it: its checksum is
-    wrong."""
-    content = wal.read_bytes()  # the killed process had the database open, so there is one
-    page_bytes, salts = struct.unpack_from(">I", content, 8)[0], content[16:24]
+    """Write the log's next frame in part, as a power loss leaves it: its checksum is wrong."""
+    # The killed process had the database open, so that there is a log.
+    content = wal.read_bytes()
+    page_bytes = struct.unpack_from(">I", content, 8)[0]
+    salts = content[16:24]
     end = _WAL_HEADER
     while content[end + 8 : end + 16] == salts:
         end += _FRAME_HEADER + page_bytes
@@ -167,10 +173,11 @@ def _tear(wal: Path) -> None:
         log.write(struct.pack(">II", 1, 1) + salts + b"\x17" * (8 + page_bytes // 2))
 
 
-@contextmanager
-def _held(url: str, seconds: float) -> Iterator[None]:
-    """Another process holds the lock, stopped like one on a machine that hangs, and is killed after
-    a while."""
+def _hold_lock(url: str, seconds: float) -> None:
+    """Have another process hold the database's lock for a while.
+
+    It is stopped meanwhile, like one on a machine that hangs, and then killed.
+    """
     argv = [sys.executable, "-c", _HOLD, url, str(10 * seconds)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -179,25 +186,22 @@ def _held(url: str, seconds: float) -> Iterator[None]:
         time.sleep(seconds)
         holder.kill()
         holder.wait()
-        yield
 
 
 def _kill_server(server: Any) -> None:
-    """Kill -9 of all its processes."""
+    """Kill -9 all of the server's processes."""
     head = int((Path(server.folder) / "data" / "postmaster.pid").read_text().split()[0])
     family = [psutil.Process(head), *psutil.Process(head).children(recursive=True)]
-    for each in family:
-        each.kill()
+    for process in family:
+        process.kill()
     psutil.wait_procs(family, timeout=30)
 
 
 def _restart(server: Any) -> None:
-    """At once, without ending transactions."""
-    as_user = (
-        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        if os.geteuid() == 0
-        else []
-    )
-    control = [*as_user, str(server.binaries / "pg_ctl"), "-D", f"{server.folder}/data", "-w"]
+    """Restart the server at once, without ending transactions."""
+    control = [str(server.binaries / "pg_ctl"), "-D", f"{server.folder}/data", "-w"]
+    # PostgreSQL refuses to run as root.
+    if os.geteuid() == 0:
+        control = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", *control]
     restart = [*control, "-l", f"{server.folder}/log", "-m", "immediate", "restart"]
     subprocess.run(restart, check=True, capture_output=True, cwd=server.folder)

@@ -1,5 +1,4 @@
-"""Teacher, judge and RAG outside the site, with books of the answers, and faults that can be
-switched on for each.
+"""Teacher, judge and RAG outside the site, with books of the answers and faults for each.
 
 `python -m fault_matrix.services KNOWLEDGE_BASE` in benchmarks/ prints its address. `/teacher/v1`,
 `/judge/v1` and `/rag/retrieve` are the services; `/books`, `/switch`, `/keep` and `/reset` are the
@@ -25,8 +24,10 @@ from qinglan.clients.openai_protocol import completion_body
 from qinglan.simulators import chat_server, rag_server
 from qinglan.simulators.retriever import Retriever, load_documents
 
-_GIGABYTE, _BLOCK = 10**9, b"x" * 65_536
-_ERRORS, _ERROR_SHARE = "30% errors", 0.3
+_GIGABYTE = 10**9
+_BLOCK = b"x" * 65_536
+_ERRORS = "30% errors"
+_ERROR_SHARE = 0.3
 
 
 class FaultyBooks(Books):
@@ -41,31 +42,34 @@ class FaultyBooks(Books):
     def __init__(self) -> None:
         super().__init__()
         self.faults: dict[str, str] = {}
-        """By service; empty while it is well."""
+        """The fault of each service; empty while it is well."""
         self.arrived = set[str]()
-        self.repeated = self.paid_twice = 0
-        self._kept: dict[str, set[str]] = {}
+        self.repeated = 0
+        self.paid_twice = 0
+        self._arrived_by_kind: dict[str, set[str]] = {}
 
     def note(self, service: str, question: str, answer: bytes) -> None:
-        self.repeated += question in self.answered or question in self.arrived
-        self.paid_twice += question in self.arrived
+        if question in self.answered or question in self.arrived:
+            self.repeated += 1
+        if question in self.arrived:
+            self.paid_twice += 1
         super().note(service, question, answer)
-        is_well = self.faults.get(service, "") in (
-            "",
-            _ERRORS,
-        )  # an error is not paid; what is paid then is well
+        # Where a share of the answers are errors, those are not paid; what is paid is well.
+        is_well = self.faults.get(service, "") in ("", _ERRORS)
         if is_well and json.loads(answer)["choices"][0]["message"]["content"]:
             self.arrived.add(question)
 
     def keep(self, kind: str) -> None:
-        """What arrived until now, for the trials that begin with this site."""
-        self._kept[kind] = set(self.arrived)
+        """Keep the answers that arrived until now, for the trials that begin with this site."""
+        self._arrived_by_kind[kind] = set(self.arrived)
 
     def reset(self, kind: str) -> None:
-        """Begin anew, with what had arrived when this site was prepared."""
+        """Begin anew, with the answers that had arrived when this site was prepared."""
         self.answered.clear()
-        self.faults, self.arrived = {}, set(self._kept.get(kind, ()))
-        self.repeated = self.paid_twice = 0
+        self.faults = {}
+        self.arrived = set(self._arrived_by_kind.get(kind, ()))
+        self.repeated = 0
+        self.paid_twice = 0
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -82,8 +86,10 @@ class Faulty:
     """
 
     def __init__(self, service: str, app: ASGIApp, books: FaultyBooks) -> None:
-        self._service, self._books, self._rng = service, books, Random(7)
+        self._service = service
         self._well = app
+        self._books = books
+        self._rng = Random(7)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = self._books.faults.get(self._service, "")
@@ -94,19 +100,18 @@ class Faulty:
             await self._spoil(fault)(scope, receive, send)
 
     def _spoil(self, fault: str) -> ASGIApp:
+        """The app that answers in the service's place."""
         if fault == _ERRORS:
             return JSONResponse({"error": {"message": "internal error"}}, 500)
         if fault == "1 GB body":
             return StreamingResponse(_gigabyte(), media_type="application/json")
         if fault == "wrong shape":
             return JSONResponse({"answer": 42})
+        if fault == "blank" and self._service == "rag":
+            return Response()
         if fault == "blank":
             message = {"role": "assistant", "content": ""}
-            return (
-                Response()
-                if self._service == "rag"
-                else JSONResponse(completion_body("0", 0, "m", message))
-            )
+            return JSONResponse(completion_body("0", 0, "m", message))
         return self._well
 
 
@@ -115,11 +120,13 @@ async def _gigabyte() -> AsyncIterator[bytes]:
     yield b'{"choices": "'
     for _ in range(_GIGABYTE // len(_BLOCK)):
         yield _BLOCK
-        await asyncio.sleep(0)  # so that the server notices that its client has gone
+        # Gives way, so that the server notices that its client has gone.
+        await asyncio.sleep(0)
     yield b'"}'
 
 
 def create_app(knowledge_base: Path) -> Starlette:
+    """The services and the benchmark's own addresses as one app."""
     books = FaultyBooks()
 
     async def read_books(_: Request) -> JSONResponse:
@@ -138,6 +145,9 @@ def create_app(knowledge_base: Path) -> Starlette:
         books.reset((await request.json())["kind"])
         return JSONResponse({})
 
+    def billed(name: str) -> Billed:
+        return Billed(Faulty(name, chat, books), books, name)
+
     rag = rag_server.create_app(Retriever(load_documents(knowledge_base)))
     chat = chat_server.create_app()
     return Starlette(
@@ -146,10 +156,8 @@ def create_app(knowledge_base: Path) -> Starlette:
             Route("/switch", switch, methods=["POST"]),
             Route("/keep", keep, methods=["POST"]),
             Route("/reset", reset, methods=["POST"]),
-            *(
-                Mount(f"/{name}", app=Billed(Faulty(name, chat, books), books, name))
-                for name in ("teacher", "judge")
-            ),
+            Mount("/teacher", app=billed("teacher")),
+            Mount("/judge", app=billed("judge")),
             Mount("/rag", app=Faulty("rag", rag, books)),
         ]
     )

@@ -1,10 +1,9 @@
-"""A trial's site: a folder in which a user runs the same command until it ends well, and what must
-hold afterwards.
+"""A trial's site: a folder in which a user runs the same command until it ends well.
 
 Every trial begins with a copy of a prepared site: a finished run of another profile, the bystander,
 and for training the run as it was when its process was killed at the beginning of the stage. A run
 keeps absolute paths, so the site of every trial is the same folder, on a disk of its own where this
-machine allows that.
+machine allows that. The site also says what must hold afterwards.
 """
 
 import json
@@ -36,31 +35,35 @@ from qinglan.simulators.domains.query_rewrite import write_sample
 
 from .proxy import HOST, Proxy
 
-PROFILE, BYSTANDER = "trial", "bystander"
+PROFILE = "trial"
+BYSTANDER = "bystander"
 TRAINING = ("sft", "rl", "evaluate", "register")
 SERVICES = {"teacher": "/v1", "judge": "/v1", "rag": "/retrieve"}
 CONCURRENCY = 4
 IN_FLIGHT = CONCURRENCY + max(8, CONCURRENCY // 2)
 """Answers that a killed process may lose, see docs/how-to/teachers.md."""
-ROWS, DISK_MB = 40, 1500
+ROWS = 40
+DISK_MB = 1500
 MOST_RUNS = 4
 STARTED = "started.json"
 _LATENCY_S = 0.25
 _NO_LINE = "no error line"
-_DATA_WITHIN_S, _TRAINING_WITHIN_S = 420.0, 1200.0
-"""For a command, on a machine that does other things as well; on top of how long the fault
-lasts."""
-Found = dict[str, Any]
+# For a command, on a machine that does other things as well; on top of how long the fault lasts.
+_DATA_WITHIN_S = 420.0
+_TRAINING_WITHIN_S = 1200.0
+RowValues = tuple[Any, ...]
+"""A row's text, judge score, retrieval scores, status and reason."""
 
 
 @dataclass
-class Seen:
-    """What came of a trial."""
+class TrialResult:
+    """The result of a trial: how its commands ended, and what was counted."""
 
     what: str
     rows_lost: int = 0
     paid_twice: int = 0
-    """Beyond what was in flight in a process that was killed, and what was spoiled on its way."""
+    """Answers paid twice that no fault explains: those that were in flight in a killed process, or
+    were spoiled on their way, don't count."""
     repeated: int = 0
     """Paid answers to a question that had been answered before, whatever became of that answer."""
     failures_as_scores: int = 0
@@ -81,19 +84,19 @@ class Seen:
 
 
 class Workplace:
-    """What all trials of a session share: services, proxies before them, and prepared sites."""
+    """The things that all trials of a session share: services, their proxies, prepared sites."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.seconds, self.site_folder = folder, seconds, folder / "site"
+        self.folder = folder
+        self.seconds = seconds
+        self.site_folder = folder / "site"
         sample = write_sample(
             folder / "sample",
             Embedded(sample_train_rows=240, sample_dev_rows=40, sample_test_rows=60),
         )
         assert sample.knowledge_base is not None
-        self._workbook, self.documents = (
-            sample.workbook,
-            sample.knowledge_base.read_text(encoding="utf-8"),
-        )
+        self._workbook = sample.workbook
+        self.documents = sample.knowledge_base.read_text(encoding="utf-8")
         self._services = subprocess.Popen(
             [sys.executable, "-m", "fault_matrix.services", str(sample.knowledge_base)],
             cwd=Path(__file__).parents[1],
@@ -106,10 +109,10 @@ class Workplace:
         self.proxies = {service: Proxy((HOST, port)) for service in SERVICES}
         self.post("switch", latency_s=_LATENCY_S)
         self._prepared: dict[str, Path] = {}
-        self.expected: dict[str, Found] = {}
-        """By kind of site, the rows of an undisturbed run."""
+        self.expected: dict[str, dict[str, RowValues]] = {}
+        """The rows of an undisturbed run, by kind of site."""
         self.usual_s: dict[str, float] = {}
-        """How long each stage takes undisturbed."""
+        """Seconds that each stage takes undisturbed."""
 
     def close(self) -> None:
         """End what was started."""
@@ -119,39 +122,43 @@ class Workplace:
         self._services.wait()
 
     def post(self, path: str, **state: Any) -> None:
-        """To the services."""
-        httpx2.post(
-            f"{self.url}/{path}", json=state, trust_env=False, timeout=60
-        ).raise_for_status()
+        """Tell the services something."""
+        response = httpx2.post(f"{self.url}/{path}", json=state, trust_env=False, timeout=60)
+        response.raise_for_status()
 
     def paid(self) -> int:
         """Answers that the services gave, since the books were reset."""
         return int(self._books()["paid"])
 
-    def repeats(self, in_flight: int) -> Found:
-        """`repeated` and `paid_twice`, where a process that was struck may have lost so many
-        answers."""
+    def repeats(self, in_flight: int) -> dict[str, int]:
+        """`repeated` and `paid_twice` of a trial's result.
+
+        Args:
+            in_flight: answers that a process that was struck may have lost.
+        """
         books = self._books()
         return {
             "repeated": books["repeated"],
             "paid_twice": max(0, books["paid_twice"] - in_flight),
         }
 
-    def _books(self) -> Found:
-        found: Found = (
-            httpx2.get(f"{self.url}/books", trust_env=False, timeout=60).raise_for_status().json()
-        )
-        return found
+    def _books(self) -> dict[str, Any]:
+        response = httpx2.get(f"{self.url}/books", trust_env=False, timeout=60)
+        books: dict[str, Any] = response.raise_for_status().json()
+        return books
 
     def service_url(self, service: str) -> str:
-        """Through the service's proxy."""
+        """The service's address, through its proxy."""
         return f"http://{HOST}:{self.proxies[service].port}/{service}{SERVICES[service]}"
 
     @contextmanager
     def site(self, kind: str) -> Iterator["Site"]:
         """A copy of the site that was prepared for this kind: `data`, or a stage of training."""
         if kind not in self._prepared:
-            self._prepare_training() if kind in TRAINING else self._prepare_data()
+            if kind in TRAINING:
+                self._prepare_training()
+            else:
+                self._prepare_data()
         self.post("reset", kind=kind)
         with self._folder() as on_own_disk:
             shutil.copytree(
@@ -174,11 +181,13 @@ class Workplace:
             shutil.rmtree(self.site_folder)
 
     def _prepare_data(self) -> None:
-        """A bystander's finished run; the trial's own undisturbed run is looked at and thrown
-        away."""
+        """Keep a bystander's finished run.
+
+        The trial's own undisturbed run is looked at and thrown away.
+        """
         with self._folder():
-            for name, first, last in ((PROFILE, 0, ROWS), (BYSTANDER, ROWS, ROWS + ROWS // 2)):
-                self._write_profile(name, first, last)
+            self._write_profile(PROFILE, 0, ROWS)
+            self._write_profile(BYSTANDER, ROWS, ROWS + ROWS // 2)
             site = Site(self, "data", own_disk=False)
             site.must_run("refresh", BYSTANDER)
             self._keep("data")
@@ -186,8 +195,10 @@ class Workplace:
             self._expect("data", site)
 
     def _prepare_training(self) -> None:
-        """The pipeline, killed at the beginning of each stage and continued; a copy is kept of
-        every beginning."""
+        """Run the pipeline, killed at the beginning of each stage and continued.
+
+        A copy is kept of every beginning.
+        """
         with self.site("data") as site:
             self._write_profile(PROFILE, 0, None)
             site.kind = "register"
@@ -217,22 +228,16 @@ class Workplace:
             self.usual_s[manifest.parent.name] = StageResult.read(manifest).seconds
 
     def _write_profile(self, name: str, first: int, last: int | None) -> None:
-        """With questions of its own: these lines of the sample, all of them with their splits."""
-        table = list(
-            openpyxl.load_workbook(self._workbook, read_only=True).active.iter_rows(
-                values_only=True
-            )
-        )
-        split = [str(cell) for cell in table[0]].index(Columns().split)
-        lines = [
-            [str(cell or "") for place, cell in enumerate(row) if last is None or place != split]
-            for row in table
-        ]
-        data = lines[1:] if last is None else lines[1 + first : 1 + last]
+        """Write a profile with questions of its own: these lines of the sample.
+
+        Args:
+            last: None for all lines from the beginning, with their splits.
+        """
         workbook = self.site_folder / f"{name}.xlsx"
-        write_workbook(workbook, "questions", lines[0], data)
+        header, lines = self._sample_lines(with_splits=last is None)
+        write_workbook(workbook, "questions", header, lines if last is None else lines[first:last])
         chat = {"max_retries": 3, "timeout_s": 5, "concurrency": CONCURRENCY}
-        small = {
+        small_batches = {
             "train_batch_size": 16,
             "ppo_mini_batch_size": 16,
             "ppo_micro_batch_size_per_gpu": 16,
@@ -241,13 +246,13 @@ class Workplace:
             "extends": "embedded",
             "name": name,
             "data": {"workbook": str(workbook)},
-            "teacher": chat | {"base_url": self.service_url("teacher")},
-            "judge": chat | {"base_url": self.service_url("judge")},
+            "teacher": {**chat, "base_url": self.service_url("teacher")},
+            "judge": {**chat, "base_url": self.service_url("judge")},
             "rag": {"url": self.service_url("rag"), "max_retries": 4, "timeout_s": 5},
             "distill": {"batch_rows": 10},
             "embedded": {"pretrain_steps": 40},
             "sft": {"num_train_epochs": 2, "save_steps": 8, "eval_steps": 8},
-            "rl": small | {"total_steps": 3, "save_freq": 1, "test_freq": 1},
+            "rl": {**small_batches, "total_steps": 3, "save_freq": 1, "test_freq": 1},
             "evaluate": {"latency_queries": 3},
             "retention": {"min_free_mb": 20},
             "paths": {
@@ -259,15 +264,27 @@ class Workplace:
         path.parent.mkdir(exist_ok=True)
         path.write_text(yaml.safe_dump(profile, allow_unicode=True), encoding="utf-8")
 
+    def _sample_lines(self, *, with_splits: bool) -> tuple[list[str], list[list[str]]]:
+        """Header and lines of the sample's workbook."""
+        sheet = openpyxl.load_workbook(self._workbook, read_only=True).active
+        table = [[str(cell or "") for cell in row] for row in sheet.iter_rows(values_only=True)]
+        if not with_splits:
+            split = table[0].index(Columns().split)
+            for line in table:
+                del line[split]
+        return table[0], table[1:]
+
 
 class Site:
     """The folder of one trial."""
 
     def __init__(self, work: Workplace, kind: str, own_disk: bool) -> None:
-        self.work, self.kind, self.own_disk, self.folder = work, kind, own_disk, work.site_folder
-        self.log = (
-            work.folder / "terminal.log"
-        )  # what a full disk makes the command say must not be lost
+        self.work = work
+        self.kind = kind
+        self.own_disk = own_disk
+        self.folder = work.site_folder
+        # Outside of the site's disk: what a full one makes the command say must not be lost.
+        self.log = work.folder / "terminal.log"
         self.log.write_bytes(b"")
         self.flow = "pipeline" if kind in TRAINING else "refresh"
         self.settings: dict[str, str] = {}
@@ -280,56 +297,44 @@ class Site:
     # Commands
 
     def start(self, flow: str = "", profile: str = PROFILE) -> psutil.Popen:
-        """The user's command."""
-        chosen = [
-            word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")
-        ]
-        argv = [
-            sys.executable,
-            "-m",
-            "qinglan.cli",
-            "run",
-            flow or self.flow,
-            "--profile",
-            profile,
-            *chosen,
-        ]
-        env = {
-            name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-        } | self.env
+        """Give the user's command."""
+        argv = [sys.executable, "-m", "qinglan.cli", "run", flow or self.flow]
+        argv += ["--profile", profile]
+        for key, value in self.settings.items():
+            argv += ["--set", f"{key}={value}"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        env |= self.env
         with self.log.open("ab") as log:
             return psutil.Popen(argv, cwd=self.folder, env=env, stdout=log, stderr=log)
 
     def must_run(self, flow: str, profile: str) -> None:
-        """Without any fault, or the benchmark ends."""
+        """Run a command without any fault, or end the benchmark where it fails."""
         if self.start(flow, profile).wait(_TRAINING_WITHIN_S):
             sys.exit(f"error: without any fault, {flow} failed:\n{self.log.read_text()[-3000:]}")
 
     def end_of(self, process: psutil.Popen, within_s: float = 0.0) -> str:
-        """How it ended: `done`, its error line, or that it hung, which is counted; nothing of it
-        may go on."""
+        """How a command ended: `done`, its error line, or that it hung, which is counted.
+
+        None of its processes may go on.
+        """
         try:
             status = process.wait(within_s or self.within_s)
             until(lambda: not processes_of(self.folder), 90, "the end of the command's processes")
         except (psutil.TimeoutExpired, TimeoutError) as problem:
             self.hangs += 1
-            for each in processes_of(self.folder):
-                each.kill()
+            for hanging in processes_of(self.folder):
+                hanging.kill()
             return f"hung ({problem})"
         if status == 0:
             return "done"
+        if status < 0:
+            return f"killed ({status})"
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
-        return (
-            f"killed ({status})"
-            if status < 0
-            else errors[-1][:160]
-            if errors
-            else f"status {status}, {_NO_LINE}"
-        )
+        return errors[-1][:160] if errors else f"status {status}, {_NO_LINE}"
 
     def wait_for(self, stage: str, process: psutil.Popen) -> None:
-        """Until the stage has begun.
+        """Wait until the stage has begun.
 
         Raises:
             LookupError: the command ended first.
@@ -344,8 +349,9 @@ class Site:
             time.sleep(0.01)
 
     def wait_for_moment(self, stage: str, process: psutil.Popen, rng: Random) -> None:
-        """Until a random moment of the stage's work, or its end where it takes less time than
-        usual.
+        """Wait until a random moment of the stage's work.
+
+        Where the stage takes less time than usual, that moment is its end.
 
         Raises:
             LookupError: the command ended first, so that nothing can strike it.
@@ -370,32 +376,33 @@ class Site:
         """The trial's newest run."""
         return runs_of(self.folder / "runs", PROFILE)[0]
 
-    def rows_by_stage(self) -> Found:
-        """What the last stage has of each row: by file and id, status, reason and every value."""
-        found: Found = {}
+    def rows_by_stage(self) -> dict[str, RowValues]:
+        """The values that the last stage has of each row, by file and id.
+
+        Files that are not there, or are written just now, have no rows.
+        """
+        values: dict[str, RowValues] = {}
         with suppress(OSError, IndexError, ValueError):
             for row in read_jsonl(self.run / "select" / "rows.jsonl", Row):
-                scores = row.answer_retrieved.scores if row.answer_retrieved else None
-                found[f"select {row.id}"] = (
+                values[f"select {row.id}"] = (
                     row.answer,
                     row.judge_score,
-                    scores,
+                    row.answer_retrieved.scores if row.answer_retrieved else None,
                     row.status,
                     row.reason,
                 )
-            for arm in (
-                sorted(self.run.glob("evaluate/arm_*.jsonl")) if self.kind in TRAINING else ()
-            ):
-                for each in read_jsonl(arm, ArmRow):
-                    scores = each.retrieved.scores if each.retrieved else None
-                    found[f"{arm.stem} {each.row_id}"] = (
-                        each.text,
-                        each.judge_score,
-                        scores,
+            if self.kind not in TRAINING:
+                return values
+            for arm in sorted(self.run.glob("evaluate/arm_*.jsonl")):
+                for entry in read_jsonl(arm, ArmRow):
+                    values[f"{arm.stem} {entry.row_id}"] = (
+                        entry.text,
+                        entry.judge_score,
+                        entry.retrieved.scores if entry.retrieved else None,
                         "",
-                        each.reason,
+                        entry.reason,
                     )
-        return found
+        return values
 
     def is_well(self) -> bool:
         """Is the run finished, with nothing that another run would ask again?"""
@@ -406,31 +413,31 @@ class Site:
 
     def finish(self, ends: list[str]) -> None:
         """The user gives the same command again until it ends well."""
-        while not (ends[-1] == "done" and self.is_well()) and len(ends) < MOST_RUNS:
+        while len(ends) < MOST_RUNS:
+            if ends[-1] == "done" and self.is_well():
+                return
             ends.append(self.end_of(self.start()))
 
-    def look(self, ends: list[str], in_flight: int) -> Seen:
-        """Every count after the trial; `in_flight`: answers that may have been lost with the
-        process."""
-        expected, found = self.work.expected[self.kind], self.rows_by_stage()
-        # The services answer the same question with the same answer, so any other value came from a
-        # failure.
-        strange = [
-            key
-            for key, values in found.items()
-            for value, right in zip(values[:3], expected.get(key, (None,) * 3)[:3], strict=True)
-            if value is not None and value != right
+    def look(self, ends: list[str], in_flight: int) -> TrialResult:
+        """Every count after the trial.
+
+        Args:
+            in_flight: answers that may have been lost with the process.
+        """
+        expected = self.work.expected[self.kind]
+        rows = self.rows_by_stage()
+        has_error_lines = not any(_NO_LINE in end for end in ends)
+        strange_rows = [
+            key for key, values in rows.items() if has_strange_value(values, expected.get(key))
         ]
-        return Seen(
+        return TrialResult(
             "; then ".join(ends),
-            rows_lost=len(expected.keys() - found.keys()),
+            rows_lost=len(expected.keys() - rows.keys()),
             **self.work.repeats(in_flight),
-            failures_as_scores=len(set(strange)) + self._miscounted(),
+            failures_as_scores=len(strange_rows) + self._miscounted(),
             hangs=self.hangs,
             other_runs_harmed=int(self.is_harmed()),
-            ended_well=ends[-1] == "done"
-            and found == expected
-            and not any(_NO_LINE in end for end in ends),
+            ended_well=ends[-1] == "done" and rows == expected and has_error_lines,
         )
 
     def _miscounted(self) -> int:
@@ -443,19 +450,31 @@ class Site:
         return 0
 
     def _digests(self) -> Mapping[str, str]:
+        """The digests of the bystander's files, by path."""
         runs = self.folder / "runs"
-        folders = runs_of(runs, BYSTANDER) if runs.exists() else []
-        files = (
-            path
-            for folder in folders
-            for path in folder.rglob("*")
-            if path.is_file() and path.name != ".lock"
-        )
-        return {str(path): sha256_of(path) for path in files}
+        digests: dict[str, str] = {}
+        for folder in runs_of(runs, BYSTANDER) if runs.exists() else []:
+            for path in folder.rglob("*"):
+                if path.is_file() and path.name != ".lock":
+                    digests[str(path)] = sha256_of(path)
+        return digests
 
     def is_harmed(self) -> bool:
         """Has the bystander's run other files than before, or can it not be shown any more?"""
         name = runs_of(self.folder / "runs", BYSTANDER)[0].name
         argv = [sys.executable, "-m", "qinglan.cli", "show", name, "--profile", BYSTANDER]
-        shown = subprocess.run(argv, cwd=self.folder, capture_output=True, check=False, timeout=300)
-        return shown.returncode != 0 or self._digests() != self._bystander
+        show = subprocess.run(argv, cwd=self.folder, capture_output=True, check=False, timeout=300)
+        return show.returncode != 0 or self._digests() != self._bystander
+
+
+def has_strange_value(values: RowValues, expected: RowValues | None) -> bool:
+    """Has a row a text or a score that an undisturbed run does not give it?
+
+    The services answer the same question with the same answer, so any other value came from a
+    failure.
+    """
+    expected_values = expected or (None, None, None)
+    for value, expected_value in zip(values[:3], expected_values[:3], strict=True):
+        if value is not None and value != expected_value:
+            return True
+    return False

@@ -1,5 +1,7 @@
-"""What strikes a command of a site at a random moment. Each is a context: it strikes, and heals
-when it is left."""
+"""Strikes at a command of a site at a random moment.
+
+Each is a context: it strikes when it is entered, and heals when it is left.
+"""
 
 import os
 import struct
@@ -34,13 +36,16 @@ _PROXY_MODES = {
     "cut body": "cut body",
 }
 """The faults of the network; the others are the service's own."""
-KILL, STOP, DISK_FULL = "kill -9", "SIGSTOP", "disk full"
-SERVICE_FAULT_S, STOPPED_S = 12.0, 90.0
+KILL = "kill -9"
+STOP = "SIGSTOP"
+DISK_FULL = "disk full"
+SERVICE_FAULT_S = 12.0
+STOPPED_S = 90.0
 _ON_ITS_WAY_S = 0.3
-"""What a service sent before its fault has arrived by then."""
+"""Time in which an answer that a service sent before its fault has arrived."""
 _LATE_S = 3.0
-"""After its fault, a service still answers requests that waited in the proxy, of clients that have
-gone."""
+"""Time after its fault in which a service still answers requests that waited in the proxy, of
+clients that have gone."""
 
 
 @contextmanager
@@ -52,14 +57,15 @@ def kill(_site: Site, process: psutil.Popen, _rng: Random) -> Iterator[None]:
 
 @contextmanager
 def fill_disk(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
-    """Its disk becomes as small as what is on it, at once and until the command has ended."""
-    while not _resize(site.folder, str(_used(site.folder))):
-        pass  # more was written meanwhile
+    """Make the disk as small as what is on it, at once and until the command has ended."""
+    # It can't be made smaller than its content: where more was written meanwhile, once more.
+    while not _resize(site.folder, str(_used_bytes(site.folder))):
+        pass
     yield
     assert _resize(site.folder, f"{DISK_MB}m")
 
 
-def _used(folder: Path) -> int:
+def _used_bytes(folder: Path) -> int:
     disk = os.statvfs(folder)
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
@@ -72,34 +78,42 @@ def _resize(folder: Path, size: str) -> bool:
 @contextmanager
 def suspend(site: Site, process: psutil.Popen, _rng: Random) -> Iterator[None]:
     """SIGSTOP the command and all that it started, for a while."""
-    stopped = [process, *process.children(recursive=True)]
-    for number in ("suspend", "resume"):
-        for each in stopped:
-            with suppress(psutil.NoSuchProcess):
-                getattr(each, number)()
-        time.sleep(min(STOPPED_S, site.work.seconds) if number == "suspend" else 0)
+    family = [process, *process.children(recursive=True)]
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.suspend()
+    time.sleep(min(STOPPED_S, site.work.seconds))
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.resume()
     yield
 
 
 @contextmanager
 def shift_clock(site: Site, _process: psutil.Popen, rng: Random) -> Iterator[None]:
-    """By an hour, forwards or backwards, until the command has ended."""
-    _clock_file(site.folder).write_bytes(struct.pack("q", rng.choice((-3600, 3600))))
+    """Shift the clock by an hour, forwards or backwards, until the command has ended."""
+    _set_clock(site.folder, rng.choice((-3600, 3600)))
     yield
-    _clock_file(site.folder).write_bytes(struct.pack("q", 0))
+    _set_clock(site.folder, 0)
 
 
 def prepare_clock(site: Site) -> None:
-    """Have the site's processes read a clock that can be shifted; this machine's own stays as it
-    is."""
+    """Have the site's processes read a clock that can be shifted.
+
+    This machine's own clock stays as it is.
+    """
     library = site.work.folder / "clock.so"
     if not library.exists():
         source = Path(__file__).with_name("clock.c")
         subprocess.run(
             ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True
         )
-    _clock_file(site.folder).write_bytes(struct.pack("q", 0))
+    _set_clock(site.folder, 0)
     site.env |= {"LD_PRELOAD": str(library), "FAULT_CLOCK": str(_clock_file(site.folder))}
+
+
+def _set_clock(folder: Path, shift_s: int) -> None:
+    _clock_file(folder).write_bytes(struct.pack("q", shift_s))
 
 
 def _clock_file(folder: Path) -> Path:
@@ -107,27 +121,26 @@ def _clock_file(folder: Path) -> Path:
 
 
 def break_service(service: str, fault: str) -> Strike:
-    """Teacher, judge or RAG, for some seconds."""
+    """A fault of teacher, judge or RAG, for some seconds."""
 
     @contextmanager
     def strike(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
         site.work.post("switch", faults={service: fault})
         time.sleep(_ON_ITS_WAY_S)
-        with _proxy_for(
-            site.work.proxies[service], _PROXY_MODES.get(fault, "pass"), SERVICE_FAULT_S
-        ):
-            healed = threading.Timer(
+        proxy_mode = _PROXY_MODES.get(fault, "pass")
+        with _proxy_for(site.work.proxies[service], proxy_mode, SERVICE_FAULT_S):
+            healing = threading.Timer(
                 SERVICE_FAULT_S + _LATE_S, lambda: site.work.post("switch", faults={})
             )
-            healed.start()
+            healing.start()
             yield
-            healed.join()
+            healing.join()
 
     return strike
 
 
 def break_server(proxy: Proxy, mode: str, seconds: float) -> Strike:
-    """A server behind a proxy."""
+    """A fault of a server behind a proxy."""
 
     @contextmanager
     def strike(_site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
@@ -141,12 +154,12 @@ def break_server(proxy: Proxy, mode: str, seconds: float) -> Strike:
 def _proxy_for(proxy: Proxy, mode: str, seconds: float) -> Iterator[None]:
     """The proxy behaves like this for so long, whatever the command does meanwhile."""
     proxy.set(mode)
-    healed = threading.Timer(seconds, lambda: proxy.set("pass"))
-    healed.start()
+    healing = threading.Timer(seconds, lambda: proxy.set("pass"))
+    healing.start()
     try:
         yield
     finally:
-        healed.join()
+        healing.join()
 
 
 PROCESS_FAULTS: dict[str, tuple[Strike, str]] = {

@@ -1,5 +1,4 @@
-"""The matrix: every component with each of its faults, what is expected, and how one trial of it is
-made."""
+"""The matrix: every component with each of its faults, the expected end, and the trial of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from qinglan.runs.processes import Processes, free_port
 
 from . import ledger, serving
 from .proxy import HOST, Proxy
-from .site import IN_FLIGHT, SERVICES, TRAINING, Seen, Site, Workplace
+from .site import IN_FLIGHT, SERVICES, TRAINING, Site, TrialResult, Workplace
 from .strikes import (
     DISK_FULL,
     KILL,
@@ -30,6 +29,7 @@ from .strikes import (
 DATA_STAGES = ("distill", "validate", "select", "dataset")
 _ASKING = ("distill", "validate", "rl", "evaluate")
 """Stages that ask teacher or judge: in another one, a killed process has no answer in flight."""
+_SERVERS = ("Prefect server", "MLflow server")
 _SERVER_FAULTS = ("down", "restarted", "slow")
 
 
@@ -40,42 +40,22 @@ class Line:
     component: str
     fault: str
     expected: str
-    trial: Callable[[Workplace, Random], Seen]
+    trial: Callable[[Workplace, Random], TrialResult]
 
 
 def matrix() -> Iterator[Line]:
-    for stage in (*DATA_STAGES, *TRAINING):
-        for fault, (strike, expected) in PROCESS_FAULTS.items():
-            prepare = prepare_clock if fault.startswith("clock") else None
-            in_flight = IN_FLIGHT if fault == KILL and stage in _ASKING else 0
-            trial = partial(
-                of_stage,
-                stage=stage,
-                strike=strike,
-                prepare=prepare,
-                fills_disk=fault == DISK_FULL,
-                in_flight=in_flight,
-            )
-            yield Line(stage, fault, expected, trial)
-    for service in SERVICES:
-        for fault in SERVICE_FAULTS:
-            expected = "waits, or says what failed; the next run asks only for what is missing"
-            stage = "distill" if service == "teacher" else "validate"
-            trial = partial(of_stage, stage=stage, strike=break_service(service, fault))
-            yield Line(service, fault, expected, trial)
+    """All lines, in the table's order."""
+    yield from _stage_lines()
+    yield from _service_lines()
     for database, fault in ledger.FAULTS:
-        yield Line(
-            f"ledger on {database}",
-            fault,
-            "every paid answer is in the ledger once",
-            partial(ledger.trial, database=database, fault=fault),
-        )
-    for server in ("Prefect server", "MLflow server"):
+        trial = partial(ledger.trial, database=database, fault=fault)
+        yield Line(f"ledger on {database}", fault, "every paid answer is in the ledger once", trial)
+    for server in _SERVERS:
         for fault in _SERVER_FAULTS:
             expected = "waits, or ends in one line; the next run completes"
             yield Line(server, fault, expected, partial(of_server, server=server, fault=fault))
-    for name, (expected, trial) in serving.ROUTER.items():
-        yield Line("router", name, expected, trial)
+    for name, (expected, router_trial) in serving.ROUTER.items():
+        yield Line("router", name, expected, router_trial)
     yield Line(
         "request log",
         "100,000 forged questions",
@@ -85,12 +65,37 @@ def matrix() -> Iterator[Line]:
     yield Line("forget", "a search of every store", "nothing is found", serving.forget)
 
 
-def random_quick_lines(rng: Random, count: int, *, own_disk: bool) -> Iterator[Line]:
-    """Of those that take some seconds on an idle machine, each kind in turn.
+def _stage_lines() -> Iterator[Line]:
+    """Faults of the process that runs a stage."""
+    for stage in (*DATA_STAGES, *TRAINING):
+        for fault, (strike, expected) in PROCESS_FAULTS.items():
+            trial = partial(
+                of_stage,
+                stage=stage,
+                strike=strike,
+                prepare=prepare_clock if fault.startswith("clock") else None,
+                fills_disk=fault == DISK_FULL,
+                in_flight=IN_FLIGHT if fault == KILL and stage in _ASKING else 0,
+            )
+            yield Line(stage, fault, expected, trial)
 
-    Without a disk of its own, a site's can't be filled.
+
+def _service_lines() -> Iterator[Line]:
+    """Faults of a service, while the stage that needs it runs."""
+    expected = "waits, or says what failed; the next run asks only for what is missing"
+    for service in SERVICES:
+        stage = "distill" if service == "teacher" else "validate"
+        for fault in SERVICE_FAULTS:
+            trial = partial(of_stage, stage=stage, strike=break_service(service, fault))
+            yield Line(service, fault, expected, trial)
+
+
+def random_quick_lines(rng: Random, count: int, *, own_disk: bool) -> Iterator[Line]:
+    """Random lines of those that take some seconds on an idle machine, each kind in turn.
+
+    A site's disk can only be filled where it has one of its own.
     """
-    quick = [line for line in matrix() if own_disk or line.fault != DISK_FULL]
+    quick_lines = [line for line in matrix() if own_disk or line.fault != DISK_FULL]
     kinds = (
         DATA_STAGES,
         tuple(SERVICES),
@@ -98,7 +103,7 @@ def random_quick_lines(rng: Random, count: int, *, own_disk: bool) -> Iterator[L
         ("router",),
     )
     for kind in islice(cycle(kinds), count):
-        yield rng.choice([line for line in quick if line.component in kind])
+        yield rng.choice([line for line in quick_lines if line.component in kind])
 
 
 def of_stage(
@@ -110,20 +115,24 @@ def of_stage(
     prepare: Callable[[Site], None] | None = None,
     fills_disk: bool = False,
     in_flight: int = 0,
-) -> Seen:
+) -> TrialResult:
     """Strike while the stage is at work, heal, and give the command again until it ends well."""
     with work.site(stage if stage in TRAINING else "data") as site:
         if fills_disk and not site.own_disk:
-            return Seen("not run: no disk of its own could be mounted", ended_well=False)
+            return TrialResult("not run: no disk of its own could be mounted", ended_well=False)
         if prepare:
             prepare(site)
-        seen = struck(site, rng, stage, strike, in_flight)
-        if fills_disk and seen.what.startswith("done"):  # each command writes a report at its end
-            return replace(seen, what="done, so the disk was not full", ended_well=False)
-        return seen
+        result = strike_and_finish(site, rng, stage, strike, in_flight)
+        # Each command writes a report at its end, so that none can be done on a full disk.
+        if fills_disk and result.what.startswith("done"):
+            return replace(result, what="done, so the disk was not full", ended_well=False)
+        return result
 
 
-def struck(site: Site, rng: Random, stage: str, strike: Strike, in_flight: int = 0) -> Seen:
+def strike_and_finish(
+    site: Site, rng: Random, stage: str, strike: Strike, in_flight: int = 0
+) -> TrialResult:
+    """Run the command, strike at a random moment of a stage, and give it again until it is well."""
     process = site.start()
     site.wait_for_moment(stage, process, rng)
     with strike(site, process, rng):
@@ -132,7 +141,7 @@ def struck(site: Site, rng: Random, stage: str, strike: Strike, in_flight: int =
     return site.look(ends, in_flight)
 
 
-def of_server(work: Workplace, rng: Random, *, server: str, fault: str) -> Seen:
+def of_server(work: Workplace, rng: Random, *, server: str, fault: str) -> TrialResult:
     """A run that uses a server of its own, behind a proxy, while that is away or slow."""
     with work.site("data") as site, _server(site, server) as (restart, proxy):
 
@@ -142,35 +151,39 @@ def of_server(work: Workplace, rng: Random, *, server: str, fault: str) -> Seen:
             yield
 
         if fault == "restarted":
-            return struck(site, rng, "distill", restarted)
+            return strike_and_finish(site, rng, "distill", restarted)
         site.within_s += work.seconds
-        return struck(site, rng, "distill", break_server(proxy, fault, work.seconds))
+        strike = break_server(proxy, fault, work.seconds)
+        return strike_and_finish(site, rng, "distill", strike)
 
 
 @contextmanager
 def _server(site: Site, name: str) -> Iterator[tuple[Callable[[], None], Proxy]]:
-    """Prefect's or MLflow's, which the site's commands reach through a proxy, and what restarts
-    it."""
-    folder, port = site.work.folder / "servers", free_port()
+    """Prefect's or MLflow's server, which the site's commands reach through a proxy.
+
+    Yields what restarts the server, and the proxy.
+    """
+    folder = site.work.folder / "servers"
+    port = free_port()
     servers = Servers(
         folder, f"sqlite:///{folder / 'mlflow.db'}", prefect_port=port, mlflow_port=port
     )
     servers.prepare()
     proxy = Proxy((HOST, port))
-    is_prefect = name.startswith("Prefect")
-    command = servers.prefect_server() if is_prefect else servers.mlflow_server()
-    assert command is not None
-    if is_prefect:
-        site.env |= {"PREFECT_API_URL": f"http://{HOST}:{proxy.port}/api"}
+    if name.startswith("Prefect"):
+        command = servers.prefect_server()
+        health_url = f"{servers.api_url}/health"
+        site.env["PREFECT_API_URL"] = f"http://{HOST}:{proxy.port}/api"
     else:
-        site.settings |= {"tracking.uri": f"http://{HOST}:{proxy.port}"}
+        command = servers.mlflow_server()
+        health_url = f"{servers.mlflow_url}/health"
+        site.settings["tracking.uri"] = f"http://{HOST}:{proxy.port}"
+    assert command is not None
     with Processes(folder / "logs", lambda _: None) as processes:
 
         def start() -> None:
             processes.start("server", command)
-            processes.wait_for(
-                name, f"{servers.api_url if is_prefect else servers.mlflow_url}/health"
-            )
+            processes.wait_for(name, health_url)
 
         def restart() -> None:
             processes.stop("server")

@@ -1,2 +1,1 @@
-"""What `nights.py` is made of: a site, the services around it, what goes wrong, and what must be
-right afterwards."""
+"""The parts of `nights.py`: a site, the services around it, faults, and what must be right."""

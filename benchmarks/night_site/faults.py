@@ -1,5 +1,4 @@
-"""What goes wrong at night, one thing a night, and in which state the night's run must end all the
-same."""
+"""Faults of a night, one a night, and the state in which the night's run must end all the same."""
 
 import threading
 import time
@@ -13,18 +12,18 @@ import psutil
 from night_site.site import Site, until
 
 CONCURRENCY = 2
-"""Of the profile's calls to the teacher."""
+"""Calls to the teacher at a time in the night's profile."""
 UNDER_WAY = 2 * CONCURRENCY
-"""When a process is killed: calls without an answer, and answers whose transaction has not been
-committed, as these no longer hold a slot."""
+"""Answers that a killed process may lose: calls without an answer, and answers whose transaction
+has not been committed, as these no longer hold a slot."""
 _BALLAST = "ballast"
-_LEFT_BYTES = 64 * 1024
+_BLOCK_BYTES = 64 * 1024
 _OUTAGE_S = 8.0
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
 
-def _nothing(_: Site) -> None:
-    """Goes wrong."""
+def _do_nothing(_: Site) -> None:
+    """The step of a night on which nothing goes wrong then."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +31,29 @@ class Fault:
     """One night's trouble."""
 
     name: str
-    begin: Callable[[Site], None] = _nothing
-    """Before the schedule fires."""
-    strike: Callable[[Site], None] = _nothing
-    """While the refresh asks the teacher."""
-    end: Callable[[Site], None] = _nothing
-    """Once the night's run is over."""
+    begin: Callable[[Site], None] = _do_nothing
+    """Called before the schedule fires."""
+    strike: Callable[[Site], None] = _do_nothing
+    """Called while the refresh asks the teacher."""
+    end: Callable[[Site], None] = _do_nothing
+    """Called once the night's run is over."""
     states: tuple[str, ...] = ("COMPLETED",)
-    """In which the night's run may end."""
+    """States in which the night's run may end."""
     told: bool = False
     """Automations have to do something about it."""
     asked_again: int = 0
-    """So many may be paid for twice."""
+    """Most answers that may be paid for twice."""
 
 
 def _kill(site: Site, *words: str) -> None:
-    struck = [
-        process
-        for process in site.matching(*words)
-        if "supervise.py" not in " ".join(process.cmdline())
-    ]
-    if not struck:
+    processes = []
+    for process in site.matching(*words):
+        # A supervisor has the words of what it starts in its own command line.
+        if "supervise.py" not in " ".join(process.cmdline()):
+            processes.append(process)
+    if not processes:
         raise LookupError(f"no process with {' '.join(words)} in its command line to kill")
-    for process in struck:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
@@ -64,22 +63,23 @@ def _kill_worker(site: Site) -> None:
 
 
 def _kill_flow(site: Site) -> None:
-    struck = [process for process in site.family() if _is_flow(process)]
-    if not struck:
+    processes = [process for process in site.family() if _is_flow(process)]
+    if not processes:
         raise LookupError("no flow's process to kill")
-    for process in struck:
+    for process in processes:
         process.kill()
 
 
 def _is_flow(process: psutil.Process) -> bool:
-    """The worker's child that runs a flow; what that starts inherits its environment."""
+    """Is it the worker's child that runs a flow?
+
+    What that child starts inherits its environment, so its parent's must be without the flow run.
+    """
     with suppress(psutil.Error):
         parent = process.parent()
-        return (
-            _FLOW_RUN in process.environ()
-            and parent is not None
-            and _FLOW_RUN not in parent.environ()
-        )
+        if _FLOW_RUN not in process.environ() or parent is None:
+            return False
+        return _FLOW_RUN not in parent.environ()
     return False
 
 
@@ -116,7 +116,7 @@ def _interrupt_rag(site: Site) -> None:
 def _fill_disk(site: Site) -> None:
     with (site.folder / _BALLAST).open("wb", buffering=0) as ballast, suppress(OSError):
         while True:
-            ballast.write(b"\0" * _LEFT_BYTES)
+            ballast.write(b"\0" * _BLOCK_BYTES)
 
 
 def _free_disk(site: Site) -> None:
@@ -124,12 +124,14 @@ def _free_disk(site: Site) -> None:
 
 
 def _start_another(site: Site) -> None:
-    """Somebody presses Run while the nightly refresh is running."""
+    """Press Run while the nightly refresh is running."""
     before = time.monotonic()
     deployment = site.deployment("refresh")["id"]
-    made = site.post(f"deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})
+    flow_run = site.post(
+        f"deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}}
+    )
     until(
-        lambda: site.get(f"flow_runs/{made['id']}")["state"]["type"] != "SCHEDULED",
+        lambda: site.get(f"flow_runs/{flow_run['id']}")["state"]["type"] != "SCHEDULED",
         120,
         "the second refresh",
     )
@@ -158,11 +160,11 @@ FAULTS = (
     ),
     Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=UNDER_WAY),
 )
-"""In this order, over and over. Those that automations need not do anything about follow the power
-cut, see `told`."""
+"""The nights' faults in this order, over and over. Those that automations need not do anything
+about follow the power cut, see `told`."""
 
 
-def told_of(site: Site, flow_run_name: str) -> bool:
+def is_reported(site: Site, flow_run_name: str) -> bool:
     """Did the webhook hear of this run?"""
     with suppress(httpx2.HTTPError):
         return any(flow_run_name in str(message) for message in site.books()["notified"])

@@ -1,5 +1,4 @@
-"""Teacher, judge, RAG and webhook receiver outside the site, so that nothing done to the site can
-touch their books.
+"""Teacher, judge, RAG and webhook receiver outside the site, whose books no fault there can touch.
 
 Teacher and RAG are the simulators' own apps. Around them: a count of the answers given per request,
 as a provider's bill would have it, and switches for bad times. `python services.py KNOWLEDGE_BASE`
@@ -28,11 +27,11 @@ from qinglan.simulators.retriever import Retriever, load_documents
 
 
 class Books:
-    """What was answered and paid for, and how the services behave just now."""
+    """The answers that were given and paid for, and how the services behave just now."""
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
-        """By the digest of the request's body."""
+        """Number of answers by the digest of the request's body."""
         self.notified: list[dict[str, Any]] = []
         self.latency_s = 0.05
         self.fault_share = 0.0
@@ -40,22 +39,22 @@ class Books:
         self.rng = Random(5)
 
     def note(self, _service: str, question: str, _answer: bytes) -> None:
-        """A service answers a request, by the digest of its body."""
+        """Write down that a service answers a request, by the digest of its body."""
         self.answered[question] += 1
 
     def stats(self) -> dict[str, Any]:
-        """Answers paid for, how many of them had been paid for before, and what the webhook was
-        told."""
+        """Paid answers, how many of them had been paid for before, and the webhook's messages."""
         paid = self.answered.total()
         return {"paid": paid, "paid_twice": paid - len(self.answered), "notified": self.notified}
 
 
 class Billed:
-    """ASGI middleware around a paid service: it writes down each answered request once it is
-    answered."""
+    """ASGI middleware around a paid service: writes down each request once it is answered."""
 
     def __init__(self, app: ASGIApp, books: Books, service: str = "") -> None:
-        self._app, self._books, self._service = app, books, service
+        self._app = app
+        self._books = books
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -91,7 +90,8 @@ class Switched:
     """ASGI middleware around the RAG: 503 while it is down."""
 
     def __init__(self, app: ASGIApp, books: Books) -> None:
-        self._app, self._books = app, books
+        self._app = app
+        self._books = books
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._books.rag_up:
@@ -101,8 +101,11 @@ class Switched:
 
 
 def create_app(knowledge_base: Path) -> Starlette:
-    """`/v1` is teacher and judge, `/rag/retrieve` the RAG; `/books`, `/webhook` and `/switch` are
-    the benchmark's."""
+    """The services and the benchmark's own addresses as one app.
+
+    `/v1` is teacher and judge, `/rag/retrieve` the RAG; `/books`, `/webhook` and `/switch` are the
+    benchmark's.
+    """
     books = Books()
 
     async def read_books(_: Request) -> JSONResponse:
@@ -134,9 +137,8 @@ def serve_on_free_port(app: ASGIApp) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(
-        sockets=[listener]
-    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server.run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -1,2 +1,1 @@
-"""The experiments on the embedded task: what is run, its results as JSON, and the tables made of
-them."""
+"""The experiments on the embedded task: their settings, their results as JSON, and the tables."""

@@ -1,5 +1,7 @@
-"""The command: run what has no result yet, then write the tables. What is done stays done if it is
-stopped."""
+"""The command: run the experiments that have no result yet, then write the tables.
+
+Results that are there stay if it is stopped.
+"""
 
 import argparse
 import json
@@ -41,11 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse, run, write."""
     options = _parse(argv)
     if options.list:
-        for experiment in EXPERIMENTS.values():
-            print(
-                f"{experiment.name:18} seeds {', '.join(map(str, experiment.seeds)):8} {experiment.title}"
-            )
-        print(f"{len(EXPERIMENTS)} experiments, {len(chosen([], []))} runs")
+        print_list()
         return
     extra = tuple(options.set)
     site = Site(options.results, extra)
@@ -53,14 +51,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not options.tables_only:
         jobs = chosen(options.only, options.seeds)
         try:
-            with FileLock(_made(RUNS) / ".lock").acquire(blocking=False):
+            with FileLock(_existing(RUNS) / ".lock").acquire(blocking=False):
                 failed = run_all(jobs, site, measure, extra=extra, fresh=options.fresh)
         except Timeout:
             sys.exit(
-                f"error: another experiments command is running in {RUNS}; its timings and yours would be spoilt"
+                f"error: another experiments command is running in {RUNS}; its timings and yours "
+                "would be spoilt"
             )
-    page = PAGE if options.results == RESULTS else _made(options.results) / PAGE.name
-    results, groups, left_out = site.load(), site.groups(), site.left_out()
+    page = PAGE if options.results == RESULTS else _existing(options.results) / PAGE.name
+    results = site.load()
+    groups = site.groups()
+    left_out = site.left_out()
     page.write_text(document(results, groups), encoding="utf-8")
     print(f"\n{seed_table(results.get('default', {}), groups)}\n\nAll tables: {page}")
     if left_out:
@@ -69,36 +70,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {len(failed)} failed: {', '.join(failed)}")
 
 
+def print_list() -> None:
+    """Show every experiment with its seeds."""
+    for experiment in EXPERIMENTS.values():
+        seeds = ", ".join(map(str, experiment.seeds))
+        print(f"{experiment.name:18} seeds {seeds:8} {experiment.title}")
+    print(f"{len(EXPERIMENTS)} experiments, {len(chosen([], []))} runs")
+
+
 def chosen(only: Sequence[str], seeds: Sequence[int]) -> list[Job]:
-    """One seed of every experiment before the next seed, so that a command that is stopped leaves
-    whole tables."""
-    if unknown := [name for name in only if name not in EXPERIMENTS]:
+    """The jobs of these experiments and seeds; all if none are named.
+
+    One seed of every experiment comes before the next seed, so that a command that is stopped
+    leaves whole tables.
+    """
+    unknown = [name for name in only if name not in EXPERIMENTS]
+    if unknown:
         raise SystemExit(f"error: no experiment `{unknown[0]}`; --list shows them all")
-    picked = [
-        experiment for experiment in EXPERIMENTS.values() if not only or experiment.name in only
-    ]
-    jobs = [
-        (experiment, seed)
-        for experiment in picked
-        for seed in experiment.seeds
-        if not seeds or seed in seeds
-    ]
+    jobs: list[Job] = []
+    for experiment in EXPERIMENTS.values():
+        if only and experiment.name not in only:
+            continue
+        jobs.extend((experiment, seed) for seed in experiment.seeds if not seeds or seed in seeds)
     return sorted(jobs, key=lambda job: job[1])
 
 
 def run_all(
     jobs: Sequence[Job], site: Site, measure: Measure, *, extra: Settings, fresh: bool
 ) -> list[str]:
-    """Run what has no result with these settings yet, saving each as soon as it is there; returns
-    what failed."""
+    """Run the jobs that have no result with these settings yet; the names of those that failed.
+
+    Each result is saved as soon as it is there.
+    """
     due = [job for job in jobs if fresh or not is_done(site, *job, extra)]
     print(f"{len(jobs) - len(due)} of {len(jobs)} are done, {len(due)} to run", flush=True)
     failed: list[str] = []
     for place, (experiment, seed) in enumerate(due):
-        print(
-            f"[{place + 1}/{len(due)}] {experiment.name} seed {seed}{time_left(due[place:], site)}",
-            flush=True,
-        )
+        name = f"{experiment.name} seed {seed}"
+        print(f"[{place + 1}/{len(due)}] {name}{time_left(due[place:], site)}", flush=True)
         try:
             result, groups = measure(experiment, seed, extra, fresh)
         except QinglanError as error:
@@ -106,36 +115,33 @@ def run_all(
             failed.append(f"{experiment.name}-{seed}")
             continue
         site.save(result, groups)
-        arms = ", ".join(
-            f"{arm} {number(mean_top1(result, arm))}" for arm in ("teacher", "sft", "rl")
-        )
+        top1 = [f"{arm} {number(mean_top1(result, arm))}" for arm in ("teacher", "sft", "rl")]
+        alarms = ", ".join(result.alarms) or "none"
         print(
-            f"  {duration(result.wall_s)}, top-1: {arms}; alarms: {', '.join(result.alarms) or 'none'}",
-            flush=True,
+            f"  {duration(result.wall_s)}, top-1: {', '.join(top1)}; alarms: {alarms}", flush=True
         )
     return failed
 
 
 def is_done(site: Site, experiment: Experiment, seed: int, extra: Settings) -> bool:
-    """Whether there is a result, and of the settings that the matrix has now."""
+    """Is there a result, and of the settings that the matrix has now?"""
     path = site.path(experiment.name, seed)
-    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["settings"] == [
-        *experiment.settings,
-        *extra,
-    ]
+    if not path.exists():
+        return False
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    return bool(settings == [*experiment.settings, *extra])
 
 
 def time_left(jobs: Iterable[Job], site: Site) -> str:
-    """By what earlier experiments took, where there were any with the same trainer."""
-    took: dict[str, list[float]] = {}
-    for name, seeds in site.load().items():
-        took.setdefault(EXPERIMENTS[name].trainer, []).extend(
-            result.wall_s for result in seeds.values()
-        )
+    """Time that the jobs will take; empty where a trainer has no earlier experiments to tell it."""
+    seconds: dict[str, list[float]] = {}
+    for name, results in site.load().items():
+        trainer_seconds = seconds.setdefault(EXPERIMENTS[name].trainer, [])
+        trainer_seconds.extend(result.wall_s for result in results.values())
     trainers = [experiment.trainer for experiment, _ in jobs]
-    if any(trainer not in took for trainer in trainers):
+    if any(trainer not in seconds for trainer in trainers):
         return ""
-    return f", {duration(sum(fmean(took[trainer]) for trainer in trainers))} left"
+    return f", {duration(sum(fmean(seconds[trainer]) for trainer in trainers))} left"
 
 
 def measure(
@@ -146,28 +152,27 @@ def measure(
     Raises:
         QinglanError: it failed; with the end of the log.
     """
-    settings, overrides = (*experiment.settings, *extra), _overrides(experiment, seed, extra)
-    profile, start = load_profile("embedded", overrides), time.monotonic()
+    start = time.monotonic()
+    overrides = _overrides(experiment, seed, extra)
+    profile = load_profile("embedded", overrides)
     name = f"{experiment.name}-{seed}"
     known = {
         "experiment": experiment.name,
         "seed": seed,
-        "settings": settings,
+        "settings": (*experiment.settings, *extra),
         "sources": hash_of(digests_of(profile, "qinglan.tasks.rl")),
+        "own_ledger": True,
     }
-    known["own_ledger"] = True
     if experiment.trainer == "qinglan":
         directory = _pipeline(name, overrides, fresh=fresh)
         result, groups = result_of_run(directory, **known, wall_s=time.monotonic() - start)
-        shutil.rmtree(
-            directory / "rl" / "checkpoints", ignore_errors=True
-        )  # tens of megabytes a run; the model stays
+        # Checkpoints are tens of megabytes a run; the model stays.
+        shutil.rmtree(directory / "rl" / "checkpoints", ignore_errors=True)
         return result, groups
     # The SFT model, the prompts and the reward of our own run; its stages are reused if it was
     # measured before.
-    verl_run = _pipeline(
-        f"{RIVALS[0]}-{seed}", _overrides(EXPERIMENTS[RIVALS[0]], seed, extra), fresh=False
-    )
+    verl_overrides = _overrides(EXPERIMENTS[RIVALS[0]], seed, extra)
+    verl_run = _pipeline(f"{RIVALS[0]}-{seed}", verl_overrides, fresh=False)
     _empty_ledger(name)
     return measure_rival(experiment.trainer, profile, verl_run, known)
 
@@ -183,29 +188,35 @@ def _overrides(experiment: Experiment, seed: int, extra: Settings) -> Settings:
 
 
 def _empty_ledger(name: str) -> None:
-    """Where this process and those that it starts keep what judge and RAG answer: nobody has asked
-    for it before."""
-    folder = _made(RUNS / "ledgers")
-    for left in folder.glob(f"{name}.db*"):
-        left.unlink()
+    """Have this process and those that it starts keep answers of judge and RAG in a new ledger."""
+    folder = _existing(RUNS / "ledgers")
+    for old_file in folder.glob(f"{name}.db*"):
+        old_file.unlink()
     os.environ[LEDGER_ENV] = f"sqlite:///{folder / name}.db"
 
 
 def _pipeline(name: str, overrides: Settings, *, fresh: bool) -> Path:
+    """Run the pipeline with an empty ledger; the run's folder."""
     _empty_ledger(name)
     log = RUNS / f"{name}.log"
     argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded"]
-    argv += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh
+    for override in overrides:
+        argv += ["--set", override]
+    if fresh:
+        argv.append("--fresh")
     with log.open("w", encoding="utf-8") as output:
-        ended = subprocess.run(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
-    if ended.returncode:
+        process = subprocess.run(
+            argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False
+        )
+    if process.returncode:
         raise EngineError(
-            f"`qinglan run pipeline` ended with status {ended.returncode}; full log: {log}\n{tail(log)}"
+            f"`qinglan run pipeline` ended with status {process.returncode}; full log: {log}\n"
+            f"{tail(log)}"
         )
     return (RUNS / "latest").resolve()
 
 
-def _made(folder: Path) -> Path:
+def _existing(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,8 +1,8 @@
-"""What is run: every experiment as overrides of the embedded profile, and the tables that set them
-side by side."""
+"""Every experiment as overrides of the embedded profile, and the tables of them side by side."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 Trainer = Literal["qinglan", "trl", "swift"]
@@ -13,7 +13,7 @@ TWO_SEEDS = (1, 2)
 
 LABEL_FREE: Settings = ("reward.use_labels=false",)
 UNGATED: Settings = (*LABEL_FREE, "reward.relevance_gate=false")
-"""Without labels, and the judge does not see what is retrieved."""
+"""A reward without labels, whose judge does not see what is retrieved."""
 # As many samples a step and an update as PPO has: 16 prompts × 4, updates of 32.
 GROUPS_OF_4: Settings = (
     "rl.rollouts_per_prompt=4",
@@ -25,8 +25,11 @@ GROUPS_OF_8: Settings = (
     "rl.train_batch_size=8",
     "rl.ppo_mini_batch_size=4",
 )
-GRPO_RATE, TRL_RATE, SWIFT_RATE, LORA_RATE = "3.0e-4", "3.0e-4", "3.0e-4", "1.0e-3"
-"""In use; the page says whether the dev split chose them. PPO has the profile's."""
+# The learning rates in use; the page says whether the dev split chose them. PPO has the profile's.
+GRPO_RATE = "3.0e-4"
+TRL_RATE = "3.0e-4"
+SWIFT_RATE = "3.0e-4"
+LORA_RATE = "1.0e-3"
 GRPO_RATES = ("1.0e-4", "3.0e-4", "1.0e-3")
 LORA_RATES = ("1.0e-3", "2.0e-3", "4.0e-3")
 FORMULA_ALONE: Settings = (
@@ -56,7 +59,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Experiments side by side; the first is what the others are compared with."""
+    """Experiments side by side, all compared with the first."""
 
     title: str
     experiments: tuple[str, ...]
@@ -78,19 +81,20 @@ class Tuning:
     """Learning rates that are tried with seed 1."""
 
     experiment: str
-    """What uses one of them: the measurement of that one."""
-    used: str
+    """The experiment that uses one of the rates: it is the measurement of that one."""
+    used_rate: str
     rates: tuple[str, ...]
     settings: Callable[[str], Settings]
     trainer: Trainer = "qinglan"
 
     def candidate(self, rate: str) -> str:
         """The experiment that measures a rate."""
-        return self.experiment if rate == self.used else f"{self.experiment}_lr_{rate}"
+        return self.experiment if rate == self.used_rate else f"{self.experiment}_lr_{rate}"
 
-    def others(self) -> tuple[Experiment, ...]:
+    def unused_candidates(self) -> list[Experiment]:
         """Experiments with the rates that are not in use."""
-        return tuple(
+        unused_rates = [rate for rate in self.rates if rate != self.used_rate]
+        return [
             Experiment(
                 self.candidate(rate),
                 f"{self.experiment}, rate {rate}",
@@ -98,9 +102,8 @@ class Tuning:
                 (1,),
                 self.trainer,
             )
-            for rate in self.rates
-            if rate != self.used
-        )
+            for rate in unused_rates
+        ]
 
 
 TUNED = (
@@ -116,7 +119,7 @@ _ALL = (
     Experiment(
         "formula_alone", "the formula alone: judge on 30%, no guard, no gate", FORMULA_ALONE
     ),
-    *(other for tuning in TUNED for other in tuning.others()),
+    *chain.from_iterable(tuning.unused_candidates() for tuning in TUNED),
     Experiment("grpo", "GRPO with labels, 16 prompts × 4", grpo(GRPO_RATE)),
     Experiment("grpo_8", "GRPO with labels, 8 prompts × 8", grpo(GRPO_RATE, GROUPS_OF_8), (1,)),
     Experiment(
@@ -187,32 +190,36 @@ COMPARISONS = (
     Comparison(
         "What the reward is made of",
         ("label_free", "no_judge", "no_win", "absolute", "no_gate", "no_guards"),
-        "Without labels, as with labels the gold gate would hide what a part is for. Each line leaves a part out.",
+        "Without labels, as with labels the gold gate would hide what a part is for. Each line "
+        "leaves a part out.",
     ),
     Comparison(
         "The formula without guards",
         ("label_free", "formula_alone"),
-        "The reward as a weighted sum of judge, retrieval and win alone, and the last checkpoint: the judge on 30% of "
-        "the samples, no guard, no gate, no labels. Read the reward beside top-1 and the "
-        "judge: a reward that rises while they fall is being hacked.",
+        "The reward as a weighted sum of judge, retrieval and win alone, and the last checkpoint: "
+        "the judge on 30% of the samples, no guard, no gate, no labels. Read the reward beside "
+        "top-1 and the judge: a reward that rises while they fall is being hacked.",
     ),
     Comparison(
         "How many samples the judge sees",
         ("no_gate", "judge_30", "judge_0"),
-        "With the preservation guard on, without labels and the relevance gate, which asks the judge of every sample.",
+        "With the preservation guard on, without labels and the relevance gate, which asks the "
+        "judge of every sample.",
     ),
     Comparison("LoRA or all parameters", ("default", "lora")),
     Comparison(
         "SFT, RL, or both",
         ("default", "rl_only"),
-        "SFT alone is the column SFT of the first line; the second starts RL from the pretrained base model.",
+        "SFT alone is the column SFT of the first line; the second starts RL from the pretrained "
+        "base model.",
     ),
     Comparison("Sampling temperature", ("default", "cool", "hot")),
     Comparison("KL to the SFT model", ("default", "kl_adaptive"), "The profile has none."),
     Comparison(
         "Transient faults",
         ("default", "faults"),
-        "A tenth of the calls to judge and RAG end in a 429, a 500 or a dropped connection, and are made again.",
+        "A tenth of the calls to judge and RAG end in a 429, a 500 or a dropped connection, and "
+        "are made again.",
     ),
 )
 RIVALS = ("grpo", "trl", "swift")

@@ -1,4 +1,4 @@
-"""One JSON per experiment and seed, and what is computed over several of them.
+"""One JSON per experiment and seed, and the differences that are computed over several of them.
 
 A test question's top-1 is kept as one character, in the order of `questions.json`, so that any two
 experiments can be compared row by row later. An interval resamples groups of questions and training
@@ -35,16 +35,18 @@ Floats = NDArray[np.float64]
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
-    """A training step: samples and seconds up to its end, without start-up, validation and saving;
-    its mean reward."""
+    """A training step."""
 
     samples: int
+    """Samples up to its end."""
     seconds: float
+    """Seconds up to its end, without start-up, validation and saving."""
     reward: float
+    """Mean reward of its samples."""
 
 
 class Result(BaseModel, frozen=True, extra="forbid"):
-    """What one experiment found with one seed."""
+    """The result of one experiment with one seed."""
 
     experiment: str
     seed: int
@@ -55,37 +57,41 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     versions: dict[str, str]
     cores: int
     wall_s: float
-    """Of the whole command, in which earlier stages may have been reused."""
+    """Seconds of the whole command, in which earlier stages may have been reused."""
     rl_s: float
-    """Of the RL stage, or of the rival's process: from its start to the saved model."""
+    """Seconds of the RL stage, or of the rival's process: from its start to the saved model."""
     own_ledger: bool = False
-    """Whether it began with an empty ledger, so that no earlier run had asked the judge and the RAG
-    for it."""
+    """The run began with an empty ledger: no earlier one had asked the judge and the RAG for it."""
     questions: str
     """Digest of the test questions."""
     top1: dict[str, str]
-    """By arm: a character per question, 1, 0, or - where there is no value."""
+    """Marks of each arm: a character per question, 1, 0, or - where there is no value."""
     quality: dict[str, float | None]
-    """By arm: the judge's mean score."""
+    """The judge's mean score of each arm."""
     summary: dict[str, Any]
-    """Of the training: first and last values, steps, the dev split's value."""
+    """Figures of the training: first and last values, steps, the dev split's value."""
     alarms: list[str] = []
-    """As `name @ step`."""
+    """The alarms that were raised, as `name @ step`."""
     curve: list[Point] = []
 
 
 Results = dict[str, dict[int, Result]]
-"""By experiment and seed."""
+"""The results by experiment and seed."""
 
 
 class Site:
-    """The folder of the results; `extra`: what a trial overrides beside the matrix."""
+    """The folder of the results.
+
+    Args:
+        extra: settings that a trial overrides beside the matrix.
+    """
 
     def __init__(self, folder: Path, extra: Settings = ()) -> None:
-        self.folder, self.extra = folder, extra
+        self.folder = folder
+        self.extra = extra
 
     def path(self, experiment: str, seed: int) -> Path:
-        """Where a result is kept."""
+        """The file of a result."""
         return self.folder / f"{experiment}-{seed}.json"
 
     def save(self, result: Result, groups: Mapping[str, str]) -> None:
@@ -99,8 +105,10 @@ class Site:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def load(self) -> Results:
-        """The results of the matrix as it is, on the present questions; others can't be compared
-        with them."""
+        """The results of the matrix as it is, on the present questions.
+
+        Other results can't be compared with them.
+        """
         results: Results = {}
         for result, objection in self._read():
             if not objection:
@@ -108,7 +116,7 @@ class Site:
         return results
 
     def left_out(self) -> list[str]:
-        """What `load` leaves out, with the reason."""
+        """The results that `load` leaves out, each with the reason."""
         return [
             f"{result.experiment}-{result.seed}: {objection}"
             for result, objection in self._read()
@@ -116,12 +124,14 @@ class Site:
         ]
 
     def _read(self) -> list[tuple[Result, str]]:
-        digest, paths = hash_of(self.groups()), sorted(self.folder.glob("*-[0-9]*.json"))
-        found = [Result.model_validate_json(path.read_text(encoding="utf-8")) for path in paths]
-        return [
-            (result, self._objection(result, digest))
-            for result in sorted(found, key=lambda result: result.seed)
+        """Every result with the reason why it doesn't count; empty where it counts."""
+        questions = hash_of(self.groups())
+        results = [
+            Result.model_validate_json(path.read_text(encoding="utf-8"))
+            for path in sorted(self.folder.glob("*-[0-9]*.json"))
         ]
+        results.sort(key=lambda result: result.seed)
+        return [(result, self._objection(result, questions)) for result in results]
 
     def _objection(self, result: Result, questions: str) -> str:
         experiment = EXPERIMENTS.get(result.experiment)
@@ -133,17 +143,21 @@ class Site:
 
 
 def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]]:
-    """What a finished pipeline run found, and the test questions' groups; `known`: what the run
-    can't tell."""
+    """The result of a finished pipeline run, and the test questions' groups.
+
+    Args:
+        known: fields of the result that the run can't tell.
+    """
     report = Report.read(directory / "report.json")
-    rl, evaluated, dataset = (stage_of(directory, name) for name in ("rl", "evaluate", "dataset"))
-    rows = list(read_jsonl(dataset.path("test"), Row))
+    rl = stage_of(directory, "rl")
+    evaluation = stage_of(directory, "evaluate")
+    rows = list(read_jsonl(stage_of(directory, "dataset").path("test"), Row))
     groups = dict(sorted(groups_of(rows).items()))
     recipe = get_recipe(report.recipe)
-    arms = {name: list(read_jsonl(evaluated.path(f"arm_{name}"), ArmRow)) for name in report.arms}
-    folder = work_of(directory, "rl")
+    arms = {name: list(read_jsonl(evaluation.path(f"arm_{name}"), ArmRow)) for name in report.arms}
     settings = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))["profile"]["rl"]
     samples_a_step = settings["train_batch_size"] * settings["rollouts_per_prompt"]
+    metrics = read_metrics(work_of(directory, "rl"))
     result = Result(
         run_id=report.run_id,
         versions=report.versions,
@@ -154,7 +168,7 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
         quality={name: arm.mean("quality") for name, arm in report.arms.items()},
         summary=rl.details["summary"],
         alarms=[f"{alarm['name']} @ {alarm['step']}" for alarm in rl.details.get("alarms", [])],
-        curve=verl_curve(read_metrics(folder), samples_a_step),
+        curve=verl_curve(metrics, samples_a_step),
         **known,
     )
     return result, groups
@@ -162,9 +176,7 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
 
 def stage_of(directory: Path, name: str) -> StageResult:
     """A finished stage of a run."""
-    return StageResult.model_validate_json(
-        (directory / name / MANIFEST).read_text(encoding="utf-8")
-    )
+    return StageResult.read(directory / name / MANIFEST)
 
 
 def work_of(directory: Path, name: str) -> Path:
@@ -179,20 +191,20 @@ def marks(arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> str:
 
 
 def verl_curve(steps: Mapping[int, Mapping[str, float]], samples_a_step: int) -> list[Point]:
-    """Samples, seconds and reward by step, from verl's metrics, whose `step` holds saving but not
-    validation."""
+    """Samples, seconds and reward by step, from verl's metrics."""
     points: list[Point] = []
     seconds = 0.0
     for metrics in steps.values():
         if STEP_METRICS["reward"] not in metrics:
             continue
+        # verl's time of a step has saving in it, but not validation.
         seconds += metrics["timing_s/step"] - metrics.get("timing_s/save_checkpoint", 0.0)
-        samples = samples_a_step * (len(points) + 1)
-        points.append(
-            Point(
-                samples=samples, seconds=round(seconds, 2), reward=metrics[STEP_METRICS["reward"]]
-            )
+        point = Point(
+            samples=samples_a_step * (len(points) + 1),
+            seconds=round(seconds, 2),
+            reward=metrics[STEP_METRICS["reward"]],
         )
+        points.append(point)
     return points
 
 
@@ -213,29 +225,35 @@ class Difference:
 def difference(
     ours: Mapping[int, Result],
     arm: str,
-    other: Mapping[int, Result],
-    other_arm: str,
+    rivals: Mapping[int, Result],
+    rival_arm: str,
     groups: Mapping[str, str],
 ) -> Difference | None:
-    """`arm` − `other_arm` over the seeds that both have; None where there is no such seed."""
-    seeds = tuple(sorted(ours.keys() & other.keys()))
-    if not seeds or any(arm not in ours[s].top1 or other_arm not in other[s].top1 for s in seeds):
+    """`arm` − `rival_arm` over the seeds that both have; None where there is no such seed."""
+    seeds = tuple(sorted(ours.keys() & rivals.keys()))
+    if not seeds:
         return None
-    table = np.array(
-        [_values(ours[s].top1[arm]) - _values(other[s].top1[other_arm]) for s in seeds]
-    )
-    present = ~np.isnan(table).any(axis=0)
-    if not present.any():
+    differences = []
+    for seed in seeds:
+        our_marks = ours[seed].top1.get(arm)
+        rival_marks = rivals[seed].top1.get(rival_arm)
+        if our_marks is None or rival_marks is None:
+            return None
+        differences.append(_values(our_marks) - _values(rival_marks))
+    # Seeds × questions.
+    table = np.array(differences)
+    has_values = ~np.isnan(table).any(axis=0)
+    if not has_values.any():
         return None
-    names, index = np.unique(np.array([*groups.values()])[present], return_inverse=True)
-    sums = np.array([np.bincount(index, weights=row) for row in table[:, present]])
-    n = int(present.sum())
+    group_names, index = np.unique(np.array([*groups.values()])[has_values], return_inverse=True)
+    sums = np.array([np.bincount(index, weights=row) for row in table[:, has_values]])
+    n = int(has_values.sum())
     return Difference(
         diff=float(sums.sum()) / len(seeds) / n,
         ci95=_interval(sums, np.bincount(index)),
         seeds=seeds,
         n=n,
-        groups=len(names),
+        groups=len(group_names),
         left_out=len(groups) - n,
     )
 
@@ -245,8 +263,12 @@ def _values(top1: str) -> Floats:
 
 
 def _interval(sums: Floats, sizes: NDArray[np.intp]) -> tuple[float, float] | None:
-    """Seeds and groups are drawn anew, each with replacement; `sums`: seeds × groups, `sizes`:
-    questions a group."""
+    """The bootstrap's 95% interval: seeds and groups are drawn anew, each with replacement.
+
+    Args:
+        sums: differences, seeds × groups.
+        sizes: questions of each group.
+    """
     seeds, groups = sums.shape
     if groups < 2:
         return None
@@ -259,6 +281,6 @@ def _interval(sums: Floats, sizes: NDArray[np.intp]) -> tuple[float, float] | No
 
 
 def mean_top1(result: Result, arm: str) -> float | None:
-    """Over the questions that have a value."""
-    known = [mark == "1" for mark in result.top1.get(arm, "") if mark != "-"]
-    return sum(known) / len(known) if known else None
+    """An arm's top-1 over the questions that have a value."""
+    known_marks = result.top1.get(arm, "").replace("-", "")
+    return known_marks.count("1") / len(known_marks) if known_marks else None

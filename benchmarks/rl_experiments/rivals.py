@@ -1,5 +1,4 @@
-"""A rival's measurement: the same SFT model, prompts, reward and evaluation as a finished run of
-ours had.
+"""A rival's measurement: SFT model, prompts, reward and evaluation are those of a run of ours.
 
 The rival trains in a process of its own (benchmarks/rl_rivals) and saves checkpoints at the steps
 where ours does. As with ours, the best on the dev split is tested.
@@ -73,8 +72,8 @@ def measure_rival(
         "versions": {package: version(package) for package in PACKAGES[trainer]},
         "wall_s": time.monotonic() - start,
         "rl_s": seconds,
-        "top1": ours.top1 | {"rl": tested.pop("top1")},
-        "quality": ours.quality | {"rl": tested.pop("quality")},
+        "top1": {**ours.top1, "rl": tested.pop("top1")},
+        "quality": {**ours.quality, "rl": tested.pop("quality")},
         "summary": {"steps": len(curve), **rewards, **tested},
         "alarms": [],
         "curve": curve,
@@ -83,15 +82,19 @@ def measure_rival(
 
 
 def training(profile: Profile, verl_run: Path, services: Services, folder: Path) -> dict[str, Any]:
-    """What a rival's script needs to know."""
-    rl, dataset = profile.rl, stage_of(verl_run, "dataset")
+    """The settings of a rival's script; writes its reward's beside them."""
+    rl = profile.rl
+    dataset = stage_of(verl_run, "dataset")
     reward = json.loads((work_of(verl_run, "rl") / "reward.json").read_text(encoding="utf-8"))
-    addresses = {"rag_url": services().rag_url, "judge_url": services().judge_url}
-    log = {"samples_log": str(folder / "samples.jsonl"), "run_id": folder.name}
-    ledger = {
-        "ledger": profile.ledger.model_dump(mode="json")
-    }  # its own, which is empty as ours was
-    write_json(folder / "reward.json", reward | addresses | log | ledger)
+    reward |= {
+        "rag_url": services().rag_url,
+        "judge_url": services().judge_url,
+        "samples_log": str(folder / "samples.jsonl"),
+        "run_id": folder.name,
+        # A ledger of its own, which is empty as ours was.
+        "ledger": profile.ledger.model_dump(mode="json"),
+    }
+    write_json(folder / "reward.json", reward)
     return {
         "model": str(stage_of(verl_run, "sft").path("model")),
         "model_type": profile.student.model_type,
@@ -118,12 +121,13 @@ def training(profile: Profile, verl_run: Path, services: Services, folder: Path)
 
 
 def read_curve(rewards: Path, times: Path) -> list[Point]:
-    """A point a step: what the scoring wrote of its samples, and the clock's seconds at its end.
+    """A point a step: the scoring's line about its samples, and the clock's seconds at its end.
 
     Raises:
-        StageError: they don't tell of as many steps.
+        StageError: the two files don't have as many steps.
     """
-    steps, seconds = ([json.loads(line) for line in _lines(path)] for path in (rewards, times))
+    steps = [json.loads(line) for line in _lines(rewards)]
+    seconds = [json.loads(line) for line in _lines(times)]
     if len(steps) != len(seconds):
         raise StageError(
             f"{len(steps)} batches were scored ({rewards}) in {len(seconds)} steps ({times})"
@@ -137,54 +141,66 @@ def read_curve(rewards: Path, times: Path) -> list[Point]:
 
 def _train(trainer: str, profile: Profile, folder: Path) -> float:
     script = SCRIPTS / f"{trainer}_grpo.py"
-    environment = engine_env(profile, str(folder))  # offline, as many threads as our trainer has
+    # Offline, with as many threads as our trainer has.
+    environment = engine_env(profile, str(folder))
     command = Command([sys.executable, str(script), str(folder / TRAINING)], environment)
     with chdir(folder):
         return launch(command, name=trainer, log=folder / "train.log")
 
 
 def _evaluate(run: Run, services: Services, verl_run: Path) -> dict[str, Any]:
-    dataset, profile = stage_of(verl_run, "dataset"), run.profile
-    found = {
-        int(path.name.rpartition("-")[2]): path
-        for path in (run.directory / "checkpoints").glob("checkpoint-*")
-    }
-    if not found:
-        raise StageError(f"no checkpoint under {run.directory}; see {run.directory / 'train.log'}")
-    dev_ids = {
-        info["row_id"] for info in pq.read_table(dataset.path("rl_dev"))["extra_info"].to_pylist()
-    }
-    dev = [row for row in read_jsonl(dataset.path("rows"), Row) if row.id in dev_ids]
-    test = list(read_jsonl(dataset.path("test"), Row))
-    found[0] = stage_of(verl_run, "sft").path(
-        "model"
-    )  # as with ours: where training made it worse, SFT's is kept
-    arms = _arms(
-        run, services, {f"step_{step}": str(path) for step, path in found.items()}, dev, "dev"
-    )
+    """Choose a checkpoint on the dev split, and test it."""
+    profile = run.profile
     recipe = get_recipe(profile.recipe)
-    values = {
+    dataset = stage_of(verl_run, "dataset")
+    folders = _checkpoints(run.directory)
+    # As with ours: where training made it worse, SFT's model is kept.
+    folders[0] = stage_of(verl_run, "sft").path("model")
+    rl_dev = pq.read_table(dataset.path("rl_dev"))["extra_info"].to_pylist()
+    dev_ids = {info["row_id"] for info in rl_dev}
+    dev = [row for row in read_jsonl(dataset.path("rows"), Row) if row.id in dev_ids]
+    models = {f"step_{step}": str(path) for step, path in folders.items()}
+    dev_arms = _arms(run, services, models, dev, "dev")
+    dev_values = {
         name: summarise(arm, dev, profile.evaluate, recipe).mean("top1") or 0.0
-        for name, arm in arms.items()
+        for name, arm in dev_arms.items()
     }
-    best = max(found, key=lambda step: (values[f"step_{step}"], step))
-    (rl,) = _arms(run, services, {"rl": str(found[best])}, test, "test").values()
-    updates = profile.rl.train_batch_size // profile.rl.ppo_mini_batch_size
+    best = max(folders, key=lambda step: (dev_values[f"step_{step}"], step))
+    test = list(read_jsonl(dataset.path("test"), Row))
+    test_arm = _arms(run, services, {"rl": str(folders[best])}, test, "test")["rl"]
+    updates_a_step = profile.rl.train_batch_size // profile.rl.ppo_mini_batch_size
     return {
-        "top1": marks(rl, test, recipe),
-        "quality": summarise(rl, test, profile.evaluate, recipe).mean("quality"),
-        "chosen_step": best // updates,
+        "top1": marks(test_arm, test, recipe),
+        "quality": summarise(test_arm, test, profile.evaluate, recipe).mean("quality"),
+        "chosen_step": best // updates_a_step,
         "dev_metric": "top1",
-        "dev_value": values[f"step_{best}"],
+        "dev_value": dev_values[f"step_{best}"],
     }
+
+
+def _checkpoints(directory: Path) -> dict[int, Path]:
+    """The checkpoints' folders, by the rival's step.
+
+    Raises:
+        StageError: there is none.
+    """
+    folders = {
+        int(path.name.rpartition("-")[2]): path
+        for path in (directory / "checkpoints").glob("checkpoint-*")
+    }
+    if not folders:
+        raise StageError(f"no checkpoint under {directory}; see {directory / 'train.log'}")
+    return folders
 
 
 def _arms(
     run: Run, services: Services, folders: dict[str, str], rows: Sequence[Row], split: str
 ) -> dict[str, list[ArmRow]]:
     """The rows through each model, as `evaluate` does it."""
-    profile, directory = run.profile, run.stage_directory(split)
-    recipe, prompts = get_recipe(profile.recipe), directory / "prompts.jsonl"
+    profile = run.profile
+    recipe = get_recipe(profile.recipe)
+    directory = run.stage_directory(split)
+    prompts = directory / "prompts.jsonl"
     write_jsonl(
         prompts,
         ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows),
@@ -199,7 +215,8 @@ def _arms(
 
     async def complete() -> dict[str, list[ArmRow]]:
         async with open_clients(run, services, recipe.grader.services) as clients:
-            return (await measure(answers, rows, recipe.grader, clients, profile)).arms
+            measured = await measure(answers, rows, recipe.grader, clients, profile)
+        return measured.arms
 
     return asyncio.run(complete())
 

@@ -1,5 +1,4 @@
-"""What training takes, in the callbacks of transformers' trainer, which TRL's and ms-swift's
-are."""
+"""Seconds of training, by the callbacks of transformers' trainer: TRL's and ms-swift's are such."""
 
 import json
 import time
@@ -11,25 +10,29 @@ from transformers import TrainerCallback
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Writes at the end of each step of ours, its updates included, the seconds since training
-    began less saving."""
+    """Writes the seconds since training began, less saving, at the end of each step of ours.
+
+    A step of ours has several updates, which are the trainer's steps.
+    """
 
     def __init__(self, training: Mapping[str, Any]) -> None:
         self._path = Path(training["times"])
         self._updates = training["samples"] // training["update"]
-        self._began = self._stepped = self._saving = 0.0
+        self._began_s = 0.0
+        self._updated_s = 0.0
+        self._saving_s = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Start-up is over."""
-        self._began = time.monotonic()
+        """Begin to count once start-up is over."""
+        self._began_s = time.monotonic()
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """An update was made."""
-        self._stepped = time.monotonic()
+        """Write the seconds if the update was the last one of a step of ours."""
+        self._updated_s = time.monotonic()
         if state.global_step % self._updates == 0:
             with self._path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(self._stepped - self._began - self._saving) + "\n")
+                stream.write(json.dumps(self._updated_s - self._began_s - self._saving_s) + "\n")
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        """A checkpoint was saved, which is done right after an update."""
-        self._saving += time.monotonic() - self._stepped
+        """Leave out the time since the last update: a checkpoint is saved right after one."""
+        self._saving_s += time.monotonic() - self._updated_s

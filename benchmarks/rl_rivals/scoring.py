@@ -1,5 +1,4 @@
-"""Our reward for another trainer: a batch of texts in, their scores out, and a line of what they
-earned."""
+"""Our reward for another trainer: takes a batch of texts, gives scores, and writes their mean."""
 
 import asyncio
 import json
@@ -15,8 +14,10 @@ from qinglan.training.reward_service.settings import RewardService
 
 
 class Scoring:
-    """Scores batches on an event loop of its own, so that the clients keep their connections
-    between steps."""
+    """Scores batches, on an event loop of its own.
+
+    So the clients keep their connections between steps.
+    """
 
     def __init__(self, training: Mapping[str, Any]) -> None:
         self._service = RewardService.model_validate_json(
@@ -36,8 +37,9 @@ class Scoring:
     async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
         self._scorer = self._scorer or Scorer(self._service, get_recipe(self._service.recipe))
         scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
-        if failed := sum(bool(one["invalid"]) for one in scored):
+        failed = sum(bool(sample["invalid"]) for sample in scored)
+        if failed:
             raise StageError(
                 f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}"
             )
-        return [one["score"] for one in scored]
+        return [sample["score"] for sample in scored]

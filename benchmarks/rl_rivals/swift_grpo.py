@@ -1,5 +1,4 @@
-"""GRPO with ms-swift (`swift rlhf --rlhf_type grpo`): a process of its own, told by a JSON file
-what to train.
+"""GRPO with ms-swift (`swift rlhf --rlhf_type grpo`), as a process whose settings are a JSON file.
 
 A step of ours, one batch of samples, is several optimizer steps of ms-swift's. Everything that
 isn't set here is ms-swift's default: rewards scaled by their group, the `grpo` loss, AdamW with its
@@ -25,20 +24,15 @@ def main(path: str) -> None:
     os.environ[TRAINING_ENV] = path
     prompts = Path(path).with_name("prompts.jsonl")
     rows = pq.read_table(training["prompts"], columns=["prompt", "extra_info"]).to_pylist()
-    lines = (
-        {"messages": row["prompt"], "baseline": json.dumps(row["extra_info"], ensure_ascii=False)}
-        for row in rows
-    )
-    prompts.write_text(
-        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
-    )
-    rlhf_main(
-        [
-            word
-            for name, value in arguments(training, prompts).items()
-            for word in (f"--{name}", str(value))
-        ]
-    )
+    with prompts.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            baseline = json.dumps(row["extra_info"], ensure_ascii=False)
+            record = {"messages": row["prompt"], "baseline": baseline}
+            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+    argv: list[str] = []
+    for name, value in arguments(training, prompts).items():
+        argv += [f"--{name}", str(value)]
+    rlhf_main(argv)
 
 
 def arguments(training: dict[str, Any], prompts: Path) -> dict[str, Any]:

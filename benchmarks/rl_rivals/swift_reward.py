@@ -1,5 +1,7 @@
-"""ms-swift's plug-in (`--external_plugins`): our reward under the name `qinglan`, our clock under
-`qinglan_clock`."""
+"""ms-swift's plug-in (`--external_plugins`): our reward and our clock under names of their own.
+
+They are `qinglan` and `qinglan_clock`.
+"""
 
 import json
 import os
@@ -20,8 +22,12 @@ class Qinglan(ORM):  # type: ignore[misc]
         self._scoring = Scoring(_training())
 
     def __call__(self, completions: list[str], baseline: list[str], **_: Any) -> list[float]:
-        """A score per completion; `baseline`: the dataset's column."""
-        return self._scoring.scores([json.loads(one) for one in baseline], completions)
+        """A score per completion.
+
+        Args:
+            baseline: the dataset's column, a JSON text per completion.
+        """
+        return self._scoring.scores([json.loads(text) for text in baseline], completions)
 
 
 def _clock(*_: Any) -> Clock:

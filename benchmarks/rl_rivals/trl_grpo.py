@@ -1,4 +1,4 @@
-"""GRPO with TRL's GRPOTrainer: a process of its own, told by a JSON file what to train.
+"""GRPO with TRL's GRPOTrainer, as a process whose settings are a JSON file.
 
 A step of ours, one batch of samples, is several optimizer steps of TRL's. Everything that isn't set
 here is TRL's default: the `dapo` loss, rewards scaled by their group, no KL, AdamW without weight

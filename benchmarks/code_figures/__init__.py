@@ -1,0 +1,1 @@
+"""Figures of the code: how plainly it reads, its size and shape, and how soon commands start."""

@@ -30,18 +30,11 @@ from qinglan.runs import launcher
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.runs.run import note, open_run
-from qinglan.tasks import engine
+from qinglan.tasks import engine, followers
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.attempts import STARTED
-from qinglan.tasks.engine import (
-    AlarmFollower,
-    Follower,
-    LeftOut,
-    is_cancelled,
-    run_attempts,
-    run_engine,
-    stop_jobs,
-)
+from qinglan.tasks.engine import is_cancelled, run_attempts, run_engine, stop_jobs
+from qinglan.tasks.followers import AlarmFollower, Follower, LeftOut
 from qinglan.tasks.sft import _swift_line, require_enough_rows
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines import swift, verl
@@ -312,9 +305,9 @@ def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Profile
 @pytest.fixture
 def seen(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Seen(profile, tmp_path)
-    monkeypatch.setattr(engine, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(followers, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(stage_module, "emit_event", made.emit_event)
-    monkeypatch.setattr(engine, "create_markdown_artifact", made.create_markdown_artifact)
+    monkeypatch.setattr(followers, "create_markdown_artifact", made.create_markdown_artifact)
     return made
 
 
@@ -438,7 +431,7 @@ def test_a_prefect_server_that_is_away_costs_no_training(
     follow = AlarmFollower(seen)
     with monkeypatch.context() as patched:
         patched.setattr(
-            engine, "create_markdown_artifact", raising(httpx.ConnectError("connection refused"))
+            followers, "create_markdown_artifact", raising(httpx.ConnectError("connection refused"))
         )
         write_alarms(tmp_path, 21)
         follow()

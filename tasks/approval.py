@@ -1,5 +1,7 @@
-"""Ask a person whether a model may be released, and wait: for days if needed, and over a restart of
-the server."""
+"""Ask a person whether a model may be released, and wait.
+
+The wait may last days, and outlasts a restart of Prefect's server.
+"""
 
 import shlex
 from _thread import interrupt_main
@@ -31,11 +33,16 @@ from qinglan.text import duration
 
 _POLL_S = 5
 _CHECKS_WHILE_CANCELLING = 12
-"""A minute: a worker searches every 15 seconds for flow runs to cancel, and gives each half a
-minute to end."""
+"""Checks that a flow run which is being cancelled is left to the worker: a minute.
+
+A worker searches every 15 seconds for flow runs to cancel, and gives each half a minute to end.
+"""
+_CHECKS_AFTER_ITS_END = 2
 _MARGIN_S = 30 * 86_400
-"""Prefect treats a pause that is over as a failure and sends a notification; so its pause is longer
-than our wait, by more than a machine is asleep."""
+"""Seconds by which Prefect's pause is longer than our wait: more than a machine is asleep.
+
+Prefect treats a pause that is over as a failure and sends a notification.
+"""
 
 
 class ApprovalForm(RunInput):
@@ -49,79 +56,88 @@ class ApprovalForm(RunInput):
 
 
 def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approval | None:
-    """Wait for a person's answer, for `gate.approval_timeout_s`; None where nobody gave one in
-    time.
+    """Wait for a person's answer, for `gate.approval_timeout_s`.
 
-    The question is a sentence, the description Markdown above the form, and the workbook what to
-    read before answering. StageError where somebody cancelled the flow run, or ended it by hand.
+    Args:
+        question: a sentence.
+        description: the Markdown above the form.
+        workbook: what to read before answering.
+
+    Returns:
+        None where nobody gave an answer in time.
+
+    Raises:
+        StageError: somebody cancelled the flow run, or ended it by hand.
     """
     context = FlowRunContext.get()
     assert context and context.flow_run
-    flow_run, timeout_s = context.flow_run, max(1, int(stage.run.profile.gate.approval_timeout_s))
+    flow_run_id = context.flow_run.id
+    timeout_s = max(1, int(stage.run.profile.gate.approval_timeout_s))
     until = datetime.now(UTC) + timedelta(seconds=timeout_s)
-    with get_client(sync_client=True) as client:
-        api_url = without_login(str(client.api_url))
-    waiting = Waiting(
-        flow_run_id=flow_run.id,
-        api_url=api_url.rstrip("/"),
-        page=without_login(url_for("flow-run", flow_run.id) or ""),
-        until=until.isoformat(timespec="seconds"),
-        workbook=workbook,
-    )
+    waiting = _waiting(flow_run_id, until, workbook)
+    # `qinglan release approve` reads it.
     write_json(stage.directory / WAITING_FILE, dump_record(waiting))
     stage.say(f"waiting up to {duration(timeout_s)} for a person to approve: {question}")
-    stage.say(f"read {workbook}")
-    profile = (context.parameters or {}).get("profile", stage.run.profile.name)
-    words = [
-        "qinglan",
-        "release",
-        "approve",
-        stage.run.id,
-        "--profile",
-        str(profile),
-        "--reviewer",
-        "NAME",
-    ]
-    command = shlex.join(words)
-    stage.say(f"then answer at {waiting.page} (Resume), or: {command}")
-    emit_run_event(
-        "gate.waiting",
-        stage.run,
-        {
-            "sentence": question,
-            "until": waiting.until,
-            "command": command,
-            "workbook": str(workbook),
-        },
-    )
-    watch = _Watch(flow_run.id, until)
+    profile_name = (context.parameters or {}).get("profile", stage.run.profile.name)
+    _ask_people(stage, waiting, question, str(profile_name))
+    watch = _Watch(flow_run_id, until)
     try:
         with watch.running():
             form = _wait(stage, description, watch, timeout_s + _MARGIN_S)
     finally:
         (stage.directory / WAITING_FILE).unlink(missing_ok=True)
-    return (
-        Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment)
-        if form
-        else None
+    if form is None:
+        return None
+    return Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment)
+
+
+def _waiting(flow_run_id: UUID, until: datetime, workbook: Path) -> Waiting:
+    with get_client(sync_client=True) as client:
+        api_url = without_login(str(client.api_url))
+    return Waiting(
+        flow_run_id=flow_run_id,
+        api_url=api_url.rstrip("/"),
+        page=without_login(url_for("flow-run", flow_run_id) or ""),
+        until=until.isoformat(timespec="seconds"),
+        workbook=workbook,
     )
 
 
+def _ask_people(stage: Stage, waiting: Waiting, question: str, profile_name: str) -> None:
+    """Tell people where to answer: in Prefect's log and by an event for automations."""
+    run = stage.run
+    approve = ["qinglan", "release", "approve", run.id]
+    command = shlex.join([*approve, "--profile", profile_name, "--reviewer", "NAME"])
+    stage.say(f"read {waiting.workbook}")
+    stage.say(f"then answer at {waiting.page} (Resume), or: {command}")
+    payload = {
+        "sentence": question,
+        "until": waiting.until,
+        "command": command,
+        "workbook": str(waiting.workbook),
+    }
+    emit_run_event("gate.waiting", run, payload)
+
+
 def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> ApprovalForm | None:
+    """Pause the flow run until its form is filled in; None where nobody did so in time."""
     while True:
         with get_client(sync_client=True) as client:
-            watch.check(client)  # what counts as crashed can't be paused
+            # A flow run that counts as crashed can't be paused.
+            watch.check(client)
         try:
             form = ApprovalForm.with_initial_data(description=description)
             # A key of its own each time: Prefect's Retry is the same flow run, which keeps the
             # earlier form.
             key = f"approval-{uuid4().hex}"
             return pause_flow_run(form, timeout=pause_s, poll_interval=_POLL_S, key=key)
-        except ValidationError:  # it runs again, but nobody has filled in the form
+        except ValidationError:
+            # The flow run goes on, but nobody has filled in the form.
             if datetime.now(UTC) >= watch.until:
                 return None
             stage.say(
-                "the flow run went on without an answer, as one does that was taken for crashed; asking again"
+                "the flow run went on without an answer, "
+                "as one does that was taken for crashed; asking again"
             )
         except KeyboardInterrupt:
             if not watch.ended_as:
@@ -133,56 +149,65 @@ def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> Appr
 
 @dataclass
 class _Watch:
-    """Watches a flow run that waits: only an answer ends a pause of Prefect."""
+    """Watches a flow run that waits, as only an answer ends a pause of Prefect."""
 
     flow_run_id: UUID
     until: datetime
     ended_as: str = ""
-    """The state in which somebody ended the flow run while it waited; the pause is left by Ctrl-C
-    then."""
+    """The state in which somebody ended the flow run while it waited.
+
+    The pause is then left by Ctrl-C.
+    """
     over: Event = field(default_factory=Event)
     _checks_at_its_end: int = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        thread = Thread(target=copy_context().run, args=[self.run], daemon=True)
+        """Watch in a thread of its own, as long as the block runs."""
+        # Prefect finds its settings, such as the server's address, in the context.
+        in_context = copy_context().run
+        thread = Thread(target=in_context, args=[self.run], daemon=True)
         thread.start()
         try:
             yield
         finally:
             self.over.set()
-            thread.join(_POLL_S)  # else it may still take what ends right now for what waits
+            # Otherwise it may still take a flow run that ends right now for one that waits.
+            thread.join(_POLL_S)
 
     def run(self) -> None:
-        """Check until it is over. A server that does not respond is asked again."""
+        """Check until it is over."""
         while not self.over.wait(_POLL_S):
+            # A server that does not respond is asked again.
             with suppress(httpx.HTTPError, ValueError), get_client(sync_client=True) as client:
                 self.check(client)
 
     def check(self, client: SyncPrefectClient) -> None:
-        """Let it go on where the time is up or where it was taken for crashed; leave it where it
-        has ended."""
+        """Let the flow run go on where the time is up or where it was taken for crashed.
+
+        Where it has ended, the wait is left.
+        """
         state = client.read_flow_run(self.flow_run_id).state
         if state is None:
             return
         if state.is_paused():
-            # A model that nobody reviewed is no failure.
             if datetime.now(UTC) >= self.until:
-                client.set_flow_run_state(
-                    self.flow_run_id, Running(message="Nobody approved in time")
-                )
+                # A model that nobody reviewed is no failure.
+                self._let_go_on(client, "Nobody approved in time")
         elif state.is_crashed() or state.is_scheduled():
             # No heartbeat came through, for whatever reason, and it may be about to go on in
             # another process. But while it is not paused, no answer is taken.
-            client.set_flow_run_state(
-                self.flow_run_id, Running(message="Its process runs and waits for a person")
-            )
+            self._let_go_on(client, "Its process runs and waits for a person")
         elif state.is_cancelling() or state.is_final():
-            self._checks_at_its_end += 1
             # Where there is a worker, ending the process is its business.
-            if self._checks_at_its_end >= (
-                _CHECKS_WHILE_CANCELLING if state.is_cancelling() else 2
-            ):
+            patience = _CHECKS_AFTER_ITS_END
+            if state.is_cancelling():
+                patience = _CHECKS_WHILE_CANCELLING
+            self._checks_at_its_end += 1
+            if self._checks_at_its_end >= patience:
                 self.ended_as = str(state.name)
                 self.over.set()
                 interrupt_main()
+
+    def _let_go_on(self, client: SyncPrefectClient, message: str) -> None:
+        client.set_flow_run_state(self.flow_run_id, Running(message=message))

@@ -1,9 +1,9 @@
-"""What Prefect's run form shows and its server checks: a flow's parameters, and the settings that a
-run often changes.
+"""Prefect's run form, as its page shows and its server checks it.
 
-The form has one input per setting and leaves out what is empty, so an optional setting appears in
-the schema as what it is when given: Prefect's page would show `None or a number` as two buttons.
-`overrides_in` is the one place where a form's settings become overrides of the profile.
+It has a flow's parameters, and the settings that a run often changes; `overrides_of` makes
+overrides of the profile of them. There is one input per setting, and an empty one is left out. So
+an optional setting appears in the schema as the type that it has when it is set: Prefect's page
+would show `None or a number` as two buttons.
 """
 
 from collections.abc import Sequence
@@ -53,12 +53,15 @@ class Sets:
         return handler(schema) | {"title": self.title}
 
 
-def _inputs_as_given(schema: dict[str, Any]) -> None:
+def _without_null(schema: dict[str, Any]) -> None:
+    """Give each setting the type that it has when it is set, without a default."""
     schema["description"] = Changes.__doc__
     for name, setting in schema.get("properties", {}).items():
-        given = [kind for kind in setting.pop("anyOf", []) if kind != {"type": "null"}]
+        types = setting.pop("anyOf", [])
         setting.pop("default", None)
-        schema["properties"][name] = {**setting, **(given[0] if given else {})}
+        types_when_set = [kind for kind in types if kind != {"type": "null"}]
+        if types_when_set:
+            schema["properties"][name] = {**setting, **types_when_set[0]}
 
 
 class Changes(BaseModel):
@@ -68,11 +71,11 @@ class Changes(BaseModel):
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
-        json_schema_extra=_inputs_as_given,
+        json_schema_extra=_without_null,
     )
 
     @model_serializer(mode="wrap")
-    def _only_what_is_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
@@ -155,13 +158,20 @@ class PipelineChanges(DecisionChanges, TrainingChanges, DistillChanges):
 
 
 def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
-    """As `--set` takes them: what the form says, and then what was given by key, which counts
-    more."""
-    fields = type(changes).model_fields.items()
-    keys = {
-        name: each.key
-        for name, field in fields
-        for each in field.metadata
-        if isinstance(each, Sets)
-    }
-    return (*(f"{keys[name]}={value}" for name, value in changes.model_dump().items()), *overrides)
+    """Settings as `--set` takes them, first the form's.
+
+    Those by key come last, and so count more.
+    """
+    form_overrides = []
+    for name, value in changes.model_dump().items():
+        key = _key_of(type(changes), name)
+        form_overrides.append(f"{key}={value}")
+    return (*form_overrides, *overrides)
+
+
+def _key_of(form: type[Changes], setting: str) -> str:
+    """The profile's key that a form's setting stands for."""
+    for entry in form.model_fields[setting].metadata:
+        if isinstance(entry, Sets):
+            return entry.key
+    raise LookupError(f"{form.__name__}.{setting} has no `Sets`")

@@ -1,4 +1,4 @@
-"""Before RL asks a judge of our own: how far it agrees with the judge, on dev rows."""
+"""The local_judge stage: how far a judge of our own agrees with the judge, before RL asks it."""
 
 from functools import partial
 from typing import cast
@@ -35,26 +35,33 @@ from qinglan.training.judge_agreement import (
 def compare_judges(
     run: Run, services: Services, dataset: StageResult, judge: ReleasedJudge
 ) -> StageResult:
-    """Ask both about what dev questions find; StageError where they agree too little, or too many
-    calls failed."""
-    profile, settings = run.profile, judge.settings
+    """Ask both judges about the passages that dev questions find.
+
+    Raises:
+        StageError: they agree too little, or too many calls failed.
+    """
+    profile = run.profile
+    settings = judge.settings
 
     def work(stage: Stage) -> Outcome:
         rows = choose_rows(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
         with serve_judge(profile, judge, stage.directory, stage.say) as served:
             assert served is not None
-            pairs = _compare(stage, services, served, rows)
-        artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
-        require_answers(pairs, profile.evaluate.max_failed_share)
-        found = measure_agreement(pairs, profile.reward.min_relevance)
-        stage.say(f"{judge.name} and {profile.judge.model}: {describe_agreement(found)}")
-        details = {
-            "findings": [agreement_finding(found).model_dump(mode="json")],
-            "agreement": found.model_dump(mode="json"),
-        }
-        metrics = {name: float(value) for name, value in found if value is not None}
+            passages = _compare(stage, services, served, rows)
+        artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", passages)}
+        require_answers(passages, profile.evaluate.max_failed_share)
+        agreement = measure_agreement(passages, profile.reward.min_relevance)
+        stage.say(f"{judge.name} and {profile.judge.model}: {describe_agreement(agreement)}")
         return Outcome(
-            len(rows), len(rows), {}, artifacts, metrics, details, count_retryable(pairs)
+            rows_in=len(rows),
+            rows_out=len(rows),
+            artifacts=artifacts,
+            metrics={name: float(value) for name, value in agreement if value is not None},
+            details={
+                "findings": [agreement_finding(agreement).model_dump(mode="json")],
+                "agreement": agreement.model_dump(mode="json"),
+            },
+            try_again=count_retryable(passages),
         )
 
     depends_on = {
@@ -66,11 +73,9 @@ def compare_judges(
         "knowledge_base": run.knowledge_base_key,
     }
     result = perform(run, "local_judge", depends_on, work)
-    require_agreement(
-        JudgeAgreement.model_validate(result.details["agreement"]),
-        settings,
-        get_run_logger().warning,
-    )
+    # Also for a result that is reused: how much they must agree is no part of the key.
+    agreement = JudgeAgreement.model_validate(result.details["agreement"])
+    require_agreement(agreement, settings, get_run_logger().warning)
     return result
 
 
@@ -78,27 +83,30 @@ def compare_judges(
 async def _compare(
     stage: Stage, services: Services, served: JudgeServer, rows: list[Row]
 ) -> list[JudgedPassage]:
-    run, profile, traced = stage.run, stage.run.profile, stage.traced
+    """Ask both judges about what the rows' questions and rewrites find."""
+    run = stage.run
+    profile = run.profile
     recipe = get_recipe(profile.recipe)
     # No other grader has a local judge.
     grader = cast(RetrievalGrader, recipe.grader)
     rag = RagClient(
-        profile.rag, services().rag_url, profile.tenant.id, with_passage=True, traced=traced
+        profile.rag,
+        services().rag_url,
+        profile.tenant.id,
+        with_passage=True,
+        traced=stage.traced,
     )
     try:
         async with (
-            open_clients(run, services, ["judge"], traced) as clients,
+            open_clients(run, services, ["judge"], stage.traced) as clients,
             open_judge(run, served) as local,
         ):
             verdicts = verdict_recipe(served.judge.released.recipe)
-            compare = partial(
-                JudgeComparison(
-                    profile, recipe, grader, verdicts, local, clients.judge, rag
-                ).compare,
-                rows,
+            comparison = JudgeComparison(
+                profile, recipe, grader, verdicts, local, clients.judge, rag
             )
-            return await ask_again(
-                "compare judges", compare, clients, local, rag, retries=profile.evaluate.retries
-            )
+            compare = partial(comparison.compare, rows)
+            retries = profile.evaluate.retries
+            return await ask_again("compare judges", compare, clients, local, rag, retries=retries)
     finally:
         await rag.close()

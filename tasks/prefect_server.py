@@ -1,5 +1,6 @@
-"""Runs Prefect's server as `prefect server start` does, but starts faster: it does not load
-Prefect's command line.
+"""Runs Prefect's server as `prefect server start` does, but starts faster.
+
+It does not load Prefect's command line, and a new database begins with its tables.
 
 `python -m qinglan.tasks.prefect_server HOST PORT`; every setting comes from the environment.
 """
@@ -13,12 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 EMPTY_DATABASE = Path(sys.prefix) / "share" / "qinglan" / f"prefect-{version('prefect')}.db"
-"""Made by `make setup`, if by anyone: a SQLite database with this Prefect's tables."""
+"""A SQLite database with this Prefect's tables, where `make setup` made one."""
 
 
 def main(host: str, port: int) -> None:
     """Serve until SIGTERM."""
-    gc.disable()  # loading makes no garbage, and looking for it would take a fifth of the time
+    # Loading makes no garbage, and looking for it would take a fifth of the time.
+    gc.disable()
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import (
@@ -29,40 +31,59 @@ def main(host: str, port: int) -> None:
 
     settings = get_current_settings().server
     url = settings.database.connection_url
-    migrated = url is not None and begin_with_tables(url.get_secret_value())
-    with temporary_settings({PREFECT_API_DATABASE_MIGRATE_ON_START: False} if migrated else {}):
+    migrates = settings.database.migrate_on_start
+    if url is not None and begin_with_tables(url.get_secret_value()):
+        migrates = False
+    with temporary_settings({PREFECT_API_DATABASE_MIGRATE_ON_START: migrates}):
         app = create_app(final=True)
         gc.freeze()
         gc.enable()
-        keep_alive_s, level = settings.api.keepalive_timeout, settings.logging_level.lower()
-        uvicorn.run(app, host=host, port=port, timeout_keep_alive=keep_alive_s, log_level=level)
+        uvicorn.run(
+            app,
+            host=host,
+            port=port,
+            timeout_keep_alive=settings.api.keepalive_timeout,
+            log_level=settings.logging_level.lower(),
+        )
 
 
 def begin_with_tables(url: str, empty: Path = EMPTY_DATABASE) -> bool:
-    """Copy `empty` to where a new SQLite database is to be, as making the tables by all migrations
-    takes 3 s.
+    """Copy `empty` to where a new SQLite database is to be.
 
-    Tells whether the database has all tables that `empty` has, so that no migration need be looked
-    for.
+    Making the tables by all of Prefect's migrations takes 3 s.
+
+    Returns:
+        Whether the database has all tables that `empty` has, so that no migration need be looked
+        for.
     """
-    from sqlalchemy.engine import make_url
-
-    database = make_url(url).database if url.startswith("sqlite") else None
-    if database in (None, "", ":memory:") or not empty.is_file():
+    database = _sqlite_file(url)
+    if database is None or not empty.is_file():
         return False
-    if not Path(database).exists():
+    if not database.exists():
+        # Renamed when it is complete: the process may be killed meanwhile.
         partial = Path(f"{database}.partial")
         shutil.copyfile(empty, partial)
         partial.replace(database)
-    newest = _migration_of(empty)
-    return newest is not None and _migration_of(Path(database)) == newest
+    newest_migration = _migration_of(empty)
+    return newest_migration is not None and _migration_of(database) == newest_migration
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite database; None where it is in memory or on a server."""
+    from sqlalchemy.engine import make_url
+
+    if not url.startswith("sqlite"):
+        return None
+    name = make_url(url).database
+    return None if name in (None, "", ":memory:") else Path(name)
 
 
 def _migration_of(database: Path) -> str | None:
     """The last migration that a database has seen; None where it can't be read."""
+    query = "SELECT version_num FROM alembic_version"
     try:
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            return str(connection.execute("SELECT version_num FROM alembic_version").fetchone())
+            return str(connection.execute(query).fetchone())
     except sqlite3.Error:
         return None
 

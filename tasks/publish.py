@@ -6,6 +6,7 @@ from prefect.logging import get_run_logger
 from qinglan.data import versions
 from qinglan.data.versions.card import Card
 from qinglan.data.versions.card_markdown import card_markdown
+from qinglan.data.versions.drift import Drift
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
@@ -13,45 +14,50 @@ from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
 @stage_task("publish")
 def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
-    """Keep the dataset as an immutable version with its data card; the same content again is the
-    same version."""
+    """Keep the dataset as an immutable version with its data card.
+
+    The same content again is the same version.
+    """
     profile = run.profile
 
     def work(stage: Stage) -> Outcome:
-        known = {name: dataset.details[name] for name in ("inputs", "pins", "augmented")}
-        version = versions.publish(profile, dataset.run_id, dataset.artifacts, **known)
+        version = versions.publish(
+            profile,
+            dataset.run_id,
+            dataset.artifacts,
+            inputs=dataset.details["inputs"],
+            pins=dataset.details["pins"],
+            augmented=dataset.details["augmented"],
+        )
         _log_dataset(stage.run, stage.mlflow_run_id, version, "published")
         stage.say(f"version {version.id} in {version.directory}")
+        metrics: dict[str, float] = {}
         if version.drift:
-            log = get_run_logger()
-            (log.warning if version.drift.warnings else log.info)(
-                "publish: %s", version.drift.sentence
-            )
-        sides = {"new": version.drift.arrivals, "all": version.drift.whole} if version.drift else {}
-        metrics = {
-            f"drift_{side}/{name}": d.excess
-            for side, s in sides.items()
-            for name, d in s.distances.items()
-        }
-        files = {
-            "version": versions.VERSION_FILE,
-            "card": versions.CARD,
-            "card_data": versions.CARD_DATA,
-        }
-        artifacts = {name: Artifact.of(version.directory / file) for name, file in files.items()}
-        details = {"version": version.id, "parent": version.parent}
-        return Outcome(dataset.rows_out, dataset.rows_out, {}, artifacts, metrics, details)
+            _log_drift(version.drift)
+            metrics = _drift_metrics(version.drift)
+        directory = version.directory
+        return Outcome(
+            rows_in=dataset.rows_out,
+            rows_out=dataset.rows_out,
+            artifacts={
+                "version": Artifact.of(directory / versions.VERSION_FILE),
+                "card": Artifact.of(directory / versions.CARD),
+                "card_data": Artifact.of(directory / versions.CARD_DATA),
+            },
+            metrics=metrics,
+            details={"version": version.id, "parent": version.parent},
+        )
 
     depends_on = {
         "files": {name: artifact.sha256 for name, artifact in dataset.artifacts.items()},
         "folder": str(versions.tenant_folder(profile)),
     }
     published = perform(run, "publish", depends_on, work)
+    # Also where the stage was reused: each run shows the version of its rows.
     version = versions.Version.read(published.path("version").parent)
     _log_dataset(run, run.mlflow_run_id, version, "published")
-    card = published.load("card_data", Card).model_copy(
-        update={"examples": []}
-    )  # they quote people
+    # The examples quote people.
+    card = published.load("card_data", Card).model_copy(update={"examples": []})
     create_markdown_artifact(
         card_markdown(card), key="data-card", description=f"Dataset version {version.id}"
     )
@@ -67,6 +73,21 @@ def note_training(run: Run, dataset: StageResult) -> None:
     directory = versions.tenant_folder(run.profile) / version_id
     if (directory / versions.VERSION_FILE).exists():
         _log_dataset(run, run.mlflow_run_id, versions.Version.read(directory), "training")
+
+
+def _log_drift(drift: Drift) -> None:
+    log = get_run_logger()
+    write = log.warning if drift.warnings else log.info
+    write("publish: %s", drift.sentence)
+
+
+def _drift_metrics(drift: Drift) -> dict[str, float]:
+    """Each distance beyond chance, of the new rows and of all rows."""
+    metrics: dict[str, float] = {}
+    for side, shift in (("new", drift.arrivals), ("all", drift.whole)):
+        for name, distance in shift.distances.items():
+            metrics[f"drift_{side}/{name}"] = distance.excess
+    return metrics
 
 
 def _log_dataset(run: Run, mlflow_run_id: str, version: versions.Version, context: str) -> None:

@@ -23,25 +23,22 @@ def register_model(
 ) -> StageResult:
     """Keep the challenger in the registry, whatever was decided; if it passed, it gets its alias
     there."""
-    profile, decision = run.profile, gated.load("decision", Decision)
+    profile = run.profile
+    decision = gated.load("decision", Decision)
     registry = registry_of(profile)
 
     def work(stage: Stage) -> Outcome:
-        released = registry.register(
-            candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
-        )
-        released = registry.assign_alias(
-            released.version, profile.release.promote, decision.champion
-        )
+        candidate = candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
+        version = registry.register(candidate).version
+        released = registry.assign_alias(version, profile.release.promote, decision.champion)
         aliases = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
         stage.say(f"version {released.version} of {registry.name} ({aliases})")
         if decision.verdict == "promote" and not released.aliases and released.history:
-            get_run_logger().warning(
-                "register: version %s: %s", released.version, released.history[-1]
-            )
-        shown = released.model_dump(mode="json")
-        written = json_artifact(stage.directory / "released.json", shown)
-        return Outcome(artifacts={"released": written}, details={"released": shown})
+            last_event = released.history[-1]
+            get_run_logger().warning("register: version %s: %s", released.version, last_event)
+        content = released.model_dump(mode="json")
+        artifact = json_artifact(stage.directory / "released.json", content)
+        return Outcome(artifacts={"released": artifact}, details={"released": content})
 
     depends_on = {
         # Never taken over from another run: registering the same again changes nothing, and shows
@@ -54,10 +51,10 @@ def register_model(
         "release": profile.release.model_dump(mode="json"),
     }
     registered = perform(run, "register", depends_on, work)
-    shown = registered.details["released"]
+    released = registered.details["released"]
     tags = {
-        "release": f"{shown['name']}/{shown['version']}",
-        "release.aliases": ", ".join(shown["aliases"]),
+        "release": f"{released['name']}/{released['version']}",
+        "release.aliases": ", ".join(released["aliases"]),
     }
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
     return registered

@@ -17,17 +17,11 @@ from qinglan.recipes.keys import scoring_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import WEIGHTS, WEIGHTS_SHA256, Artifact, StageResult, sha256_of
 from qinglan.runs.disk_space import require_disk_space
-from qinglan.runs.launcher import Command
+from qinglan.runs.launcher import Command, Metrics
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
-from qinglan.tasks.engine import (
-    AlarmFollower,
-    Follower,
-    LeftOut,
-    Metrics,
-    first_and_last,
-    run_engine,
-)
+from qinglan.tasks.engine import run_engine
+from qinglan.tasks.followers import AlarmFollower, Follower, LeftOut, first_and_last
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.alarms import part_mean

@@ -1,4 +1,4 @@
-"""How Prefect's server handles events: a broker that drops none, and an order that waits for none
+"""Prefect's server's handling of events: a broker that drops none, and an order that waits for none
 of an earlier server.
 
 Prefect's server loads it by PREFECT_SERVER_EVENTS_MESSAGING_BROKER and
@@ -20,10 +20,10 @@ _started = datetime.now(UTC)
 
 
 class Consumer(messaging.Consumer):
-    """Reads from a queue without limit; Prefect's drops events silently while a reader is 10,000 of
-    them behind.
+    """Reads from a queue without limit.
 
-    An event that waits takes a few kilobytes of the server's memory.
+    Prefect's own drops events silently while a reader is 10,000 of them behind. An event that waits
+    takes a few kilobytes of the server's memory.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class CausalOrdering(ordering.CausalOrdering):
         leader = event.follows
         if leader is None:
             return
-        # The id of a Prefect event is a UUID of version 7: its first 48 bits are the time, in
-        # milliseconds.
-        if leader.version != 7 or leader.int >> 80 >= _started.timestamp() * 1000:
+        # The id of a Prefect event is a UUID of version 7: its first 48 bits are the time.
+        leader_ms = leader.int >> 80
+        started_ms = _started.timestamp() * 1000
+        if leader.version != 7 or leader_ms >= started_ms:
             await super().wait_for_leader(event)

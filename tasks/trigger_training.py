@@ -1,4 +1,4 @@
-"""Starts a training when enough good rows came in."""
+"""Starts a training once enough good rows came in."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -8,8 +8,14 @@ from prefect.deployments import run_deployment
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from qinglan.config import Profile
 from qinglan.data import versions
-from qinglan.ops.prefect.deployments import TRAIN_DEPLOYMENT, deployments_of, training_of
+from qinglan.ops.prefect.deployments import (
+    TRAIN_DEPLOYMENT,
+    Deployment,
+    deployments_of,
+    training_of,
+)
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
@@ -20,53 +26,75 @@ from qinglan.tasks.stage import emit_run_event, stage_task
 @stage_task("trigger-training")
 def trigger_training(run: Run, published: StageResult) -> str | None:
     """Start the profile's training once `refresh.train_at_new_rows` good rows came in since the
-    last one; not while its deployment is paused. Returns the id of the flow run that was started,
-    None where none was."""
-    profile, log = run.profile, get_run_logger()
-    needed = profile.refresh.train_at_new_rows
+    last one.
+
+    It is not started while its deployment is paused.
+
+    Returns:
+        The id of the flow run that was started, None where none was.
+    """
+    profile = run.profile
+    log = get_run_logger()
+    train_at_new_rows = profile.refresh.train_at_new_rows
     version = versions.Version.read(published.path("version").parent)
-    new = versions.training_rows_since(profile, version)
-    emit_run_event(
-        "refresh.ready",
-        run,
-        {"version": version.id, "new_training_rows": new, "train_at_new_rows": needed},
-    )
-    if needed is None:
+    new_rows = versions.training_rows_since(profile, version)
+    payload = {
+        "version": version.id,
+        "new_training_rows": new_rows,
+        "train_at_new_rows": train_at_new_rows,
+    }
+    emit_run_event("refresh.ready", run, payload)
+    if train_at_new_rows is None:
         return None
-    if new < needed:
-        log.info(
-            "%d good training rows came in since the last training; it starts at %d", new, needed
-        )
+    news = f"{new_rows} good training rows came in since the last training"
+    if new_rows < train_at_new_rows:
+        log.info("%s; it starts at %d", news, train_at_new_rows)
         return None
-    given = flow_run.parameters or {}
-    named = str(given.get("profile", profile.name))
-    if Path(named).suffix in (".yaml", ".yml"):
-        named = str(Path(named).resolve())  # a path holds wherever the worker runs
-    overrides = overrides_of(given.get("changes", RefreshChanges()), given.get("overrides", ()))
-    asked: dict[str, Any] = {"profile": named, "overrides": list(overrides), "source": run.id}
-    deployment = None
-    if server := find_server(profile.paths.state):
-        with server.client() as api:
-            deployment = training_of(deployments_of(api), profile)
+    parameters = _training_parameters(run)
+    deployment = _find_deployment(profile)
     if deployment is None or deployment.paused:
-        problem = f"this Prefect server has no deployment `{TRAIN_DEPLOYMENT}`"
-        if deployment:
-            hint = "resume it in Prefect's UI once someone has looked"
-            problem = f"`{deployment.full_name}` is paused, as after an alarm: {hint}"
-        command = f"`qinglan run train --profile {asked['profile']} --from {run.id}`"
-        text = "%d good training rows came in since the last training, but %s; start it with %s"
-        log.warning(text, new, problem, command)
+        command = f"`qinglan run train --profile {parameters['profile']} --from {run.id}`"
+        log.warning("%s, but %s; start it with %s", news, _obstacle(deployment), command)
         return None
-    # One version is trained once, also where two refreshes of it end at the same moment.
-    key = f"train-{profile.tenant.id}-{version.id}"
-    queued = run_deployment(
-        deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key
+    queued_run = run_deployment(
+        deployment.full_name,
+        parameters=parameters,
+        timeout=0,
+        as_subflow=False,
+        # One version is trained once, also where two refreshes of it end at the same moment.
+        idempotency_key=f"train-{profile.tenant.id}-{version.id}",
     )
-    started = cast(FlowRun, queued)
+    started = cast(FlowRun, queued_run)
+    # Noted now, and not when it ends: the next refresh may come before that.
     versions.note_training(profile, version.id, run.id)
-    log.info(
-        "%d good training rows came in since the last training: queued flow run %s",
-        new,
-        started.name,
-    )
+    log.info("%s: queued flow run %s", news, started.name)
     return str(started.id)
+
+
+def _training_parameters(run: Run) -> dict[str, Any]:
+    """The parameters of the training's flow: this refresh's profile and settings, and its run."""
+    refresh_parameters = flow_run.parameters or {}
+    profile_name = str(refresh_parameters.get("profile", run.profile.name))
+    if Path(profile_name).suffix in (".yaml", ".yml"):
+        # An absolute path holds wherever the worker runs.
+        profile_name = str(Path(profile_name).resolve())
+    changes = refresh_parameters.get("changes", RefreshChanges())
+    overrides = overrides_of(changes, refresh_parameters.get("overrides", ()))
+    return {"profile": profile_name, "overrides": list(overrides), "source": run.id}
+
+
+def _find_deployment(profile: Profile) -> Deployment | None:
+    """The deployment of the profile's training; None where there is none, or no server."""
+    server = find_server(profile.paths.state)
+    if server is None:
+        return None
+    with server.client() as api:
+        return training_of(deployments_of(api), profile)
+
+
+def _obstacle(deployment: Deployment | None) -> str:
+    """Why the training can't be started."""
+    if deployment is None:
+        return f"this Prefect server has no deployment `{TRAIN_DEPLOYMENT}`"
+    hint = "resume it in Prefect's UI once someone has looked"
+    return f"`{deployment.full_name}` is paused, as after an alarm: {hint}"

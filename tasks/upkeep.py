@@ -1,4 +1,5 @@
-"""What keeps a site in order: checks what is served, and removes what nobody needs any more."""
+"""The tasks that keep a site in order: one checks what is served, one removes what nobody needs any
+more."""
 
 from collections.abc import Sequence
 
@@ -16,14 +17,18 @@ from qinglan.text import slug
 
 @stage_task("check-canary")
 def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
-    """Report the state of the served models and of the canary as a table; StageError where what
-    should be served is not, or no router checks the canary."""
+    """Report the state of the served models and of the canary as a table.
+
+    Raises:
+        StageError: a model that should be served is not, or no router checks the canary.
+    """
     profile = load_profile(profile_name, overrides)
     checkup = check_serving(profile, registry_of(profile).aliases(), router_url)
     key = slug(f"serving-{profile.name}")
     create_markdown_artifact(
         checkup.markdown, key=key, description="What is served, and the canary"
     )
+    # They are not wrong, but worth knowing.
     for note in checkup.notes:
         get_run_logger().info("%s", note)
     if checkup.problems:
@@ -32,8 +37,11 @@ def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -
 
 @stage_task("clean-up")
 def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: bool) -> None:
-    """Clean up by the profile's `retention`; StageError where something could not go; the rest is
-    done."""
+    """Clean up by the profile's `retention`.
+
+    Raises:
+        StageError: something could not be removed; the rest is done.
+    """
     profile = load_profile(profile_name, overrides)
     cleaned = clean_up(profile, dry_run=dry_run, say=get_run_logger().info)
     key = slug(f"clean-up-{profile.name}")

@@ -30,7 +30,7 @@ from qinglan.runs.launcher import Command, launch
 from qinglan.runs.run import Run
 from qinglan.simulators.domains.query_rewrite import write_sample
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.engine import first_and_last
+from qinglan.tasks.followers import first_and_last
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import engine_env
 

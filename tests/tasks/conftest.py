@@ -15,7 +15,7 @@ class FakeTracker:
 
     def __init__(self) -> None:
         self.ended: list[bool] = []
-        """Whether each run that ended had failed."""
+        """One entry for each run that ended: had it failed?"""
         self.metrics: dict[str, float] = {}
         self.running: set[str] = set()
         self.tags: dict[str, str] = {}
@@ -25,7 +25,8 @@ class FakeTracker:
     def start_run(self, _name: str, tags: dict[str, str], parent: str | None = None) -> str:
         self.started += 1
         self.tags |= tags
-        self.running.add(child := f"child-{self.started}")
+        child = f"child-{self.started}"
+        self.running.add(child)
         return child
 
     def resume_run(self, run_id: str) -> bool:
@@ -54,10 +55,10 @@ class FakeTracker:
 
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
-    made = FakeTracker()
+    fake = FakeTracker()
     monkeypatch.setattr(stage_module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(stage_module, "tracker_of", lambda _: made)
+    monkeypatch.setattr(stage_module, "tracker_of", lambda _: fake)
     monkeypatch.setattr(stage_module, "create_markdown_artifact", lambda *_, **__: "id")
-    for shown in ("acreate_progress_artifact", "aupdate_progress_artifact"):
-        monkeypatch.setattr(stage_module, shown, AsyncMock(return_value="id"))
-    return made
+    for function in ("acreate_progress_artifact", "aupdate_progress_artifact"):
+        monkeypatch.setattr(stage_module, function, AsyncMock(return_value="id"))
+    return fake

@@ -1,4 +1,4 @@
-"""Waiting for a person: what ends the wait, and what does not."""
+"""Waiting for a person, and the end of the wait."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ class AskedError(Exception):
 
 
 def no_form() -> ValidationError:
-    """As Prefect says that the flow run goes on although nobody has filled in the form."""
+    """Prefect's error where the flow run goes on although nobody has filled in the form."""
     with pytest.raises(ValidationError) as refused:
         approval.ApprovalForm.model_validate({})
     return refused.value
@@ -35,7 +35,9 @@ class Prefect:
     api_url = "http://x/api"
 
     def __init__(self, *ends: BaseException) -> None:
-        self.ends, self.keys, self.pauses_s = list(ends), list[str](), list[int]()
+        self.ends = list(ends)
+        self.keys: list[str] = []
+        self.pauses_s: list[int] = []
         self.before: State[Any] = Running()
         """The flow run's state when it is about to wait."""
 
@@ -52,11 +54,16 @@ class Prefect:
 
 
 class Waits:
-    """A gate that asks; what it said, and what people were told."""
+    """A gate that asks, with its log and its events."""
 
     def __init__(self, run: Run, prefect: Prefect) -> None:
-        self.run, self.prefect = run, prefect
-        self.said, self.told = list[str](), list[tuple[str, dict[str, Any]]]()
+        self.run = run
+        self.prefect = prefect
+        self.said: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(self, event: str, _run: Run, payload: dict[str, Any]) -> None:
+        self.events.append((event, payload))
 
     def ask(self) -> Any:
         stage: Any = SimpleNamespace(
@@ -71,63 +78,61 @@ Make = Callable[..., Waits]
 
 
 @pytest.fixture
-def waits(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def waiting(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     with open_run(profile_of(), "release") as run:
 
         def make(*ends: BaseException) -> Waits:
-            made = Waits(run, Prefect(*ends))
+            waits = Waits(run, Prefect(*ends))
             context = SimpleNamespace(
                 flow_run=SimpleNamespace(id=uuid4()), parameters={"profile": "my profile.yaml"}
             )
-            client = made.prefect
+            client = nullcontext(waits.prefect)
             monkeypatch.setattr(approval, "FlowRunContext", SimpleNamespace(get=lambda: context))
-            monkeypatch.setattr(approval, "get_client", lambda **_: nullcontext(client))
-            monkeypatch.setattr(approval, "pause_flow_run", made.prefect.pause)
+            monkeypatch.setattr(approval, "get_client", lambda **_: client)
+            monkeypatch.setattr(approval, "pause_flow_run", waits.prefect.pause)
             monkeypatch.setattr(approval, "url_for", lambda *_: "http://x")
-            monkeypatch.setattr(
-                approval, "emit_run_event", lambda *told: made.told.append((told[0], told[2]))
-            )
-            return made
+            monkeypatch.setattr(approval, "emit_run_event", waits.emit)
+            return waits
 
         yield make
 
 
-def test_every_attempt_asks_anew(waits: Make):
-    made = waits(AskedError(), AskedError())
-    made.prefect.before = Crashed()  # which can't be paused
+def test_every_attempt_asks_anew(waiting: Make):
+    waits = waiting(AskedError(), AskedError())
+    # A flow run that counts as crashed can't be paused.
+    waits.prefect.before = Crashed()
     for _ in range(2):
         with pytest.raises(AskedError):
-            made.ask()
-    assert made.prefect.before.is_running()
-    assert len(set(made.prefect.keys)) == 2
+            waits.ask()
+    assert waits.prefect.before.is_running()
+    assert len(set(waits.prefect.keys)) == 2
     assert (
-        f"qinglan release approve {made.run.id} --profile 'my profile.yaml' --reviewer NAME"
-        in made.said[-1]
+        f"qinglan release approve {waits.run.id} --profile 'my profile.yaml' --reviewer NAME"
+        in waits.said[-1]
     )
-    assert [event for event, _ in made.told] == ["gate.waiting"] * 2
-    assert made.told[0][1]["command"] in made.said[-1]
+    assert [event for event, _ in waits.events] == ["gate.waiting"] * 2
+    assert waits.events[0][1]["command"] in waits.said[-1]
 
 
-def test_a_run_that_goes_on_without_an_answer_before_the_time_is_up_asks_again(waits: Make):
-    made = waits(no_form(), AskedError())
+def test_a_run_that_goes_on_without_an_answer_before_the_time_is_up_asks_again(waiting: Make):
+    waits = waiting(no_form(), AskedError())
     with pytest.raises(AskedError):
-        made.ask()
-    assert len(set(made.prefect.keys)) == 2
-    assert "asking again" in made.said[-1]
-    assert len(made.told) == 1  # people were told already
+        waits.ask()
+    assert len(set(waits.prefect.keys)) == 2
+    assert "asking again" in waits.said[-1]
+    assert len(waits.events) == 1, "people were told already"
 
 
-def test_ctrl_c_ends_a_wait(waits: Make):
+def test_ctrl_c_ends_a_wait(waiting: Make):
     with pytest.raises(KeyboardInterrupt):
-        waits(KeyboardInterrupt()).ask()
+        waiting(KeyboardInterrupt()).ask()
 
 
-def test_nobody_answered_once_the_time_is_up(waits: Make, monkeypatch: pytest.MonkeyPatch):
+def test_nobody_answered_once_the_time_is_up(waiting: Make, monkeypatch: pytest.MonkeyPatch):
     now = datetime.now(UTC) + timedelta(days=1)
     times = [now, now + timedelta(days=1)]
     monkeypatch.setattr(approval, "datetime", SimpleNamespace(now=lambda zone: times.pop(0)))
-    made = waits(no_form())
-    assert made.ask() is None
-    assert (
-        made.prefect.pauses_s[0] > timedelta(days=7).total_seconds()
-    )  # Prefect must not end it first
+    waits = waiting(no_form())
+    assert waits.ask() is None
+    pause_s = waits.prefect.pauses_s[0]
+    assert pause_s > timedelta(days=7).total_seconds(), "Prefect must not end it first"

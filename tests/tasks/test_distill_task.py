@@ -1,5 +1,4 @@
-"""What is paid for is not bought twice: not where a batch still holds it, nor after eight times
-kill -9."""
+"""Nothing that is paid for is bought twice: not while a batch holds it, nor after eight kill -9."""
 
 import random
 import signal
@@ -27,7 +26,9 @@ from qinglan.tasks.distill import ask_by_batch, register_prompts, require_no_ope
 
 MODEL = "simulated-rewriter"
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
-ROWS, CONCURRENCY, TRIALS = 1000, 8, 8
+ROWS = 1000
+CONCURRENCY = 8
+TRIALS = 8
 IN_FLIGHT = CONCURRENCY + 8
 """On the wire, or answered and being committed."""
 
@@ -44,9 +45,8 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Profile
 
         def questions(*texts: str) -> StageResult:
             rows = [Row(id=text, tenant="t", query=text, source="s") for text in texts]
-            return stage_result(
-                "ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
-            )
+            artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
+            return stage_result("ingest", artifacts=artifacts)
 
         addresses = Addresses(f"{url}/v1", "", "")
         with pytest.raises(KilledError):
@@ -70,25 +70,26 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Profile
 def test_the_instructions_of_every_role_are_registered_and_no_question(
     profile_of: ProfileOf, tmp_path: Path, recipe: str, roles: list[str]
 ):
-    known: dict[str, str] = {}
-    tracker = SimpleNamespace(
-        register_prompt=lambda name, text, _: known.update({name.split(".")[-1]: text})
-    )
+    instructions: dict[str, str] = {}
+
+    def register_prompt(name: str, text: str, _tags: dict[str, str]) -> None:
+        role = name.rpartition(".")[2]
+        instructions[role] = text
+
+    tracker = SimpleNamespace(register_prompt=register_prompt)
     run = SimpleNamespace(profile=profile_of(recipe=recipe, **SIMULATED))
     stage: Any = SimpleNamespace(name="extract", run=run, tracker=tracker)
-    given = dict.fromkeys(
-        ("answer", "given", "candidate", "hint"), "随餐"
-    )  # nobody is asked about the first question
+    # With all inputs of its own, nobody is asked about the first question.
+    all_inputs = dict.fromkeys(("answer", "given", "candidate", "hint"), "随餐")
+    with_dialogue = {"hint": "随餐", DIALOGUE: "用户：鱼油咋吃"}
     rows = [
-        Row(id=str(n), tenant="t", query=f"鱼油{n}咋吃", source="s", inputs=given) for n in range(2)
+        Row(id="0", tenant="t", query="鱼油0咋吃", source="s", inputs=all_inputs),
+        Row(id="1", tenant="t", query="鱼油1咋吃", source="s", inputs=with_dialogue),
     ]
-    rows[1] = rows[1].model_copy(update={"inputs": {"hint": "随餐", DIALOGUE: "用户：鱼油咋吃"}})
-    register_prompts(
-        stage,
-        stage_result("ingest", artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}),
-    )
-    assert sorted(known) == roles
-    assert "鱼油" not in "".join(known.values())
+    artifacts = {"rows": write_jsonl(tmp_path / "rows.jsonl", rows)}
+    register_prompts(stage, stage_result("ingest", artifacts=artifacts))
+    assert sorted(instructions) == roles
+    assert "鱼油" not in "".join(instructions.values())
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
@@ -117,7 +118,8 @@ def test_no_paid_answer_is_lost_and_none_is_bought_twice(
         time.sleep(moments.uniform(0.0, 0.15))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        time.sleep(0.1)  # the service finishes what it was asked
+        # The service finishes what it was asked.
+        time.sleep(0.1)
         lost = teacher.answered.total() - asking_worker.paid(profile)
         assert lost <= IN_FLIGHT * trial
     process = start(tmp_path)

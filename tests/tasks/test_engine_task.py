@@ -1,12 +1,8 @@
-"""How a stage runs an engine: started again where it died, not where that can't help, here and on a
-cluster; what it sees of the engine's metrics, alarms, and rows that are left out."""
+"""Running a stage's engine, here and on a cluster; it is started again where that can help."""
 
-import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 from types import SimpleNamespace
@@ -17,35 +13,21 @@ import httpx
 import pytest
 from doubles import raising
 from fake_ray import FakeRay
+from fake_stage import FakeStage
 from fixture_types import ProfileOf
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Cancelling, Running, State
-from run_stages import stage_result
 
-from qinglan.config import Profile, Trainer
-from qinglan.errors import ConfigError, EngineError, StageError
+from qinglan.config import Trainer
+from qinglan.errors import EngineError, StageError
 from qinglan.ops.prefect import crash_recovery
 from qinglan.runs import launcher
-from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.runs.run import note, open_run
 from qinglan.tasks import engine
-from qinglan.tasks import stage as stage_module
 from qinglan.tasks.attempts import STARTED
-from qinglan.tasks.engine import (
-    AlarmFollower,
-    Follower,
-    LeftOut,
-    is_cancelled,
-    run_attempts,
-    run_engine,
-    stop_jobs,
-)
-from qinglan.tasks.sft import _swift_line, require_enough_rows
-from qinglan.training.alarms import Alarm
-from qinglan.training.engines import swift, verl
-from qinglan.training.engines.progress import ALARMS_FILE
+from qinglan.tasks.engine import is_cancelled, run_attempts, run_engine, stop_jobs
 
 
 @pytest.fixture(autouse=True)
@@ -54,23 +36,28 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Attempts:
-    """What a launcher does: an outcome for each attempt, an exception or None."""
+    """Attempts of an engine, each with its outcome: an exception, or None where it succeeds."""
 
     def __init__(self, folder: Path, *outcomes: Exception | None) -> None:
-        self.folder, self.outcomes, self.said = folder, list(outcomes), list[str]()
+        self.folder = folder
+        self.outcomes = list(outcomes)
+        self.said: list[str] = []
         self.step = 0
 
     def run(self, max_restarts: int = 2, *, resumable: bool = True, steps: int = 0) -> None:
         def attempt() -> None:
             self.step += steps
-            if outcome := self.outcomes.pop(0):
+            outcome = self.outcomes.pop(0)
+            if outcome:
                 raise outcome
+
+        def current_step() -> int:
+            return self.step
 
         run = SimpleNamespace(profile=SimpleNamespace(trainer=Trainer(max_restarts=max_restarts)))
         stage: Any = SimpleNamespace(run=run, directory=self.folder, say=self.said.append)
-        run_attempts(
-            stage, attempt, name="verl", progress=(lambda: self.step) if resumable else None
-        )
+        progress = current_step if resumable else None
+        run_attempts(stage, attempt, name="verl", progress=progress)
 
 
 def died(seconds: float = 600.0) -> AttemptFailedError:
@@ -81,9 +68,11 @@ def test_an_engine_that_died_is_started_again(tmp_path: Path):
     attempts = Attempts(tmp_path, died(), died(), None)
     attempts.run()
     assert attempts.said[1] == (
-        "verl ended with status 137; full log: x; starting it again from its newest checkpoint, 2 of 2 restarts"
+        "verl ended with status 137; full log: x; "
+        "starting it again from its newest checkpoint, 2 of 2 restarts"
     )
-    Attempts(tmp_path, died(5), died(5), None).run(steps=1)  # quick deaths, but with progress
+    # Quick deaths, but with progress.
+    Attempts(tmp_path, died(5), died(5), None).run(steps=1)
     (tmp_path / "stopped.json").write_text(
         '{"reason": "nothing better since step 40", "failed": false}'
     )
@@ -122,41 +111,6 @@ def test_an_engine_that_gave_up_is_not_started_again(tmp_path: Path, outcome: Ex
         Attempts(tmp_path, outcome, None).run()
 
 
-class Seen:
-    """A stage and its tracker: what users, Prefect and MLflow get of a training run."""
-
-    def __init__(self, profile: Profile, folder: Path) -> None:
-        self.name, self.directory, self.mlflow_run_id, self.tracker = "rl", folder, "child", self
-        self.key, self.run = "abcdefghijk", SimpleNamespace(id="run-1", profile=profile)
-        self.sent: list[tuple[int, Mapping[str, float]]] = []
-        self.said: list[str] = []
-        self.events: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.markdown: dict[str, str] = {}
-        self.metrics: list[tuple[str, dict[str, float], int]] = []
-        self.tags: dict[str, str] = {}
-
-    def log_steps(self, _: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        self.sent += steps
-
-    def progress(self, *_: Any) -> None:
-        """Nobody looks."""
-
-    def say(self, text: str, **_: Any) -> None:
-        self.said.append(text)
-
-    def emit_event(self, event: str, resource: dict[str, str], payload: dict[str, Any]) -> None:
-        self.events.append((event, resource, payload))
-
-    def create_markdown_artifact(self, markdown: str, key: str, description: str) -> None:
-        self.markdown[key] = markdown
-
-    def log_metrics(self, run_id: str, metrics: dict[str, float], step: int) -> None:
-        self.metrics.append((run_id, metrics, step))
-
-    def set_tags(self, run_id: str, tags: dict[str, str]) -> None:
-        self.tags |= tags
-
-
 STALLS = """
 import pathlib, time
 def wait_for_a_lost_sample():
@@ -173,37 +127,36 @@ def test_a_process_that_stalls_is_started_again(
     tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    stage: Any = Seen(
-        profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1}), tmp_path
-    )
+    profile = profile_of(trainer={"stalled_after_s": 2}, reward={"max_outage_s": 1})
+    stage: Any = FakeStage(profile, tmp_path)
 
     def say(text: str) -> None:
         stage.said.append(text)
-        (tmp_path / STARTED).write_text(
-            text
-        )  # as a stage keeps its time, and so its folder changes
+        # As a stage keeps its time, and so its folder changes.
+        (tmp_path / STARTED).write_text(text)
 
     monkeypatch.setattr(stage, "say", say)
-    made: list[int] = []
+    commands: list[Command] = []
 
-    def command() -> Command:  # a new one for each attempt
-        made.append(len(made))
-        return Command([sys.executable, "-c", STALLS])
+    def next_command() -> Command:
+        commands.append(Command([sys.executable, "-c", STALLS]))
+        return commands[-1]
 
-    run_engine(stage, command, name="verl", log="rl.log", progress=lambda: None)
-    first, again = stage.said
-    assert len(made) == 2
-    assert first.startswith("verl wrote nothing for ") and "(last file: metrics.1.jsonl)" in first
-    assert "trainer.stalled_after_s" in again and again.endswith("1 of 2 restarts")
+    run_engine(stage, next_command, name="verl", log="rl.log", progress=lambda: None)
+    warning, restart = stage.said
+    assert len(commands) == 2, "a new one for each attempt"
+    assert warning.startswith("verl wrote nothing for ")
+    assert "(last file: metrics.1.jsonl)" in warning
+    assert "trainer.stalled_after_s" in restart
+    assert restart.endswith("1 of 2 restarts")
     assert "wait_for_a_lost_sample" in (tmp_path / "rl.log").read_text()
 
 
 def test_an_engine_without_checkpoints_is_ended_where_its_log_grows_no_more(
     tmp_path: Path, profile_of: ProfileOf
 ):
-    stage: Any = Seen(
-        profile_of(trainer={"stalled_after_s": 1}, reward={"max_outage_s": 0.5}), tmp_path
-    )
+    profile = profile_of(trainer={"stalled_after_s": 1}, reward={"max_outage_s": 0.5})
+    stage: Any = FakeStage(profile, tmp_path)
     stalls = Command(
         ["sh", "-c", "for each in 1 2 3 4 5; do sleep 0.3; echo $each; done; sleep 600"]
     )
@@ -216,20 +169,22 @@ def test_an_engine_without_checkpoints_is_ended_where_its_log_grows_no_more(
 def test_a_stop_is_known_until_training_begins_again(
     tmp_path: Path, profile_of: ProfileOf, ray: FakeRay, on_ray: bool
 ):
-    stage: Any = Seen(
-        profile_of(trainer={"ray_dashboard_url": ray.url if on_ray else None}), tmp_path
-    )
-    (stop := tmp_path / "stopped.json").write_text(
-        '{"reason": "nothing better since step 40", "failed": false}'
-    )
+    profile = profile_of(trainer={"ray_dashboard_url": ray.url if on_ray else None})
+    stage: Any = FakeStage(profile, tmp_path)
+    stop = tmp_path / "stopped.json"
+    stop.write_text('{"reason": "nothing better since step 40", "failed": false}')
+
+    def end_jobs() -> None:
+        for job in ray.jobs:
+            ray.end(job, "SUCCEEDED")
+
     for progress in (None, list):  # an export, a training
-        watchers: list[Any] = [lambda: [ray.end(each, "SUCCEEDED") for each in ray.jobs]]
         run_engine(
             stage,
             Command(["true"]),
             name="verl",
             log="rl.log",
-            watchers=watchers,
+            watchers=[end_jobs],
             progress=progress,
         )
         assert stop.exists() is (progress is None)
@@ -239,7 +194,7 @@ def test_a_run_sees_the_gpus_alone_that_it_has_locked(
     tmp_path: Path, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    stage: Any = Seen(profile_of(trainer={"device": "cuda"}), tmp_path)
+    stage: Any = FakeStage(profile_of(trainer={"device": "cuda"}), tmp_path)
     program = "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] != '3')"
     run_engine(stage, Command([sys.executable, "-c", program]), name="ms-swift SFT", log="sft.log")
 
@@ -260,22 +215,19 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
             raise httpx.ConnectError("no route to Prefect")
         return SimpleNamespace(state=state)
 
-    profile, flow_run = profile_of(trainer={"ray_dashboard_url": ray.url}), uuid4()
+    profile = profile_of(trainer={"ray_dashboard_url": ray.url})
+    flow_run = FlowRun(id=uuid4(), flow_id=uuid4(), parameters={"profile": "p"})
     prefect = SimpleNamespace(read_flow_run=read_flow_run)
     with open_run(profile, "train") as run:
-        note(run, flow_run_id=str(flow_run))
+        note(run, flow_run_id=str(flow_run.id))
     job = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
     ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
     monkeypatch.setattr(engine, "get_client", lambda **_: nullcontext(prefect))
     monkeypatch.setattr(crash_recovery, "load_profile", lambda *_: profile)
     monkeypatch.setattr(engine, "flow_run_logger", lambda _: logging.getLogger("test"))
-    stop_jobs(
-        cast(Any, None),
-        FlowRun(id=flow_run, flow_id=uuid4(), parameters={"profile": "p"}),
-        Cancelling(),
-    )
+    stop_jobs(cast(Any, None), flow_run, Cancelling())
     assert ray.stopped() == ([job] if expected else [])
-    assert is_cancelled(str(flow_run)) is expected
+    assert is_cancelled(str(flow_run.id)) is expected
     assert not is_cancelled(""), "outside of a flow run nothing is cancelled"
 
 
@@ -287,163 +239,11 @@ def test_sigterm_stops_the_job_of_a_cancelled_run_alone(
     monkeypatch: pytest.MonkeyPatch,
     cancelled: bool,
 ):
-    stage: Any = Seen(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
+    stage: Any = FakeStage(profile_of(trainer={"ray_dashboard_url": ray.url}), tmp_path)
     monkeypatch.setattr(engine, "flow_run_id", lambda: "f1")
     monkeypatch.setattr(engine, "is_cancelled", lambda run: cancelled and run == "f1")
-    terminate = raising(TerminationSignal(SIGTERM))  # as Prefect does, and no Exception
+    # Prefect raises it so, and it is no Exception.
+    terminate = raising(TerminationSignal(SIGTERM))
     with pytest.raises(TerminationSignal):
         run_engine(stage, Command(["true"]), name="verl", log="rl.log", watchers=[terminate])
     assert bool(ray.stopped()) == cancelled
-
-
-def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: ProfileOf):
-    def dataset(rows: int) -> StageResult:
-        files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
-        return stage_result("dataset", artifacts=files)
-
-    with open_run(profile_of(), "train") as run:
-        require_enough_rows(run, dataset(64))
-        with pytest.raises(
-            ConfigError, match=r"train_batch_size \(64\) is more than the 63 RL training rows"
-        ):
-            require_enough_rows(run, dataset(63))
-
-
-@pytest.fixture
-def seen(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = Seen(profile, tmp_path)
-    monkeypatch.setattr(engine, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(stage_module, "emit_event", made.emit_event)
-    monkeypatch.setattr(engine, "create_markdown_artifact", made.create_markdown_artifact)
-    return made
-
-
-def log_steps(path: Path, *steps: tuple[int, str, float]) -> None:
-    with path.open("a") as stream:
-        for step, name, value in steps:
-            stream.write(json.dumps({name: value, "global_step/max_steps": f"{step}/9"}) + "\n")
-
-
-def test_a_step_that_was_trained_twice_counts_once(seen: Any, tmp_path: Path):
-    log = tmp_path / swift.LOGGING_FILE
-    log_steps(log, (1, "loss", 9.0), (2, "loss", 8.0), (2, "eval_loss", 7.0), (3, "loss", 99.0))
-    follow = Follower(seen, log, _swift_line)
-    follow()
-    log_steps(log, (2, "loss", 6.0), (3, "loss", 5.0))
-    follow()
-    assert follow.curve("loss") == [(1, 9.0), (2, 6.0), (3, 5.0)]
-    assert follow.curve("eval_loss") == [(2, 7.0)]
-    assert follow.last_step == 3
-    assert [step for step, _ in seen.sent] == [1, 2, 3], "sent once, after both were read"
-
-
-def swift_kept(rows: int) -> str:
-    train, dev = (
-        f"Dataset({{\n    features: ['lengths'],\n    num_rows: {count}\n}})\n"
-        for count in (rows, 9)
-    )
-    return f"[INFO:swift] train_dataset: {train}[INFO:swift] val_dataset: {dev}"
-
-
-def test_rows_that_are_left_out_are_counted_once_over_all_attempts_until_they_are_too_many(
-    seen: Any, tmp_path: Path
-):
-    log = tmp_path / "sft.log"
-    log.write_text(
-        "noise\n" * 3
-        + "[INFO:swift] Dataset filtered, origin length: 100, filtered dataset length: 9\n"
-    )
-    watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
-    watch()
-    assert watch.dropped == {}, "those may be dev rows"
-    log.write_text(log.read_text() + 2 * swift_kept(80))
-    watch()
-    assert (watch.count, watch.dropped) == (20, {"prompt_too_long": 20})
-    assert seen.said == [
-        "20 of 100 training rows are longer than sft.max_length = 64 tokens and left out"
-    ]
-    log.write_text(swift_kept(79))
-    watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
-    with pytest.raises(
-        StageError, match=r"rl: 21 of 100 .* sft.max_length = 64 tokens, more than 20%; raise it"
-    ):
-        watch()
-    log.write_text(swift_kept(90))
-    watch = LeftOut(seen, log, 100, partial(swift.left_out, 100), "rl.max_prompt_length = 64", 96)
-    with pytest.raises(
-        StageError, match=r"rl: 10 of 100 .*; the others fill no batch of 96; add questions"
-    ):
-        watch()
-
-
-def test_verls_two_lines_may_come_apart(seen: Any, tmp_path: Path):
-    log = tmp_path / "rl.log"
-    watch = LeftOut(seen, log, 1998, verl.left_out, "rl.max_prompt_length = 256")
-    for text, count in (
-        ("dataset len: 1998\n", 0),
-        ("(TaskRunner pid=7) filter dataset len: 1990\n", 8),
-    ):
-        with log.open("a") as stream:
-            stream.write(text)
-        watch()
-        assert watch.count == count
-
-
-def write_alarms(folder: Path, *steps: int) -> None:
-    values = {"first": 1, "last": 5, "reward_before": 0.3, "reward_now": 0.1}
-    known = {"name": "reward_down", "action": "warn", "code": "alarm_reward_down", "values": values}
-    lines = [
-        Alarm.model_validate({"step": step} | known).model_dump_json() + "\n" for step in steps
-    ]
-    (folder / ALARMS_FILE).write_text("".join(lines), encoding="utf-8")
-
-
-def test_a_new_alarm_is_reported_once_and_earlier_ones_only_count(tmp_path: Path, seen: Any):
-    write_alarms(tmp_path, 21)  # of an earlier attempt
-    follow = AlarmFollower(seen)
-    follow()
-    assert seen.events == []
-    for steps in (
-        (21, 40),
-        (21,),
-        (21, 40),
-        (21, 40, 41),
-    ):  # a resumed attempt sees the second one again
-        write_alarms(tmp_path, *steps)
-        follow()
-        follow()
-    assert [payload["step"] for _, _, payload in seen.events] == [40, 41]
-    event, resource, payload = seen.events[0]
-    assert payload["message"].startswith("the mean reward fell from 0.300 in steps 1–5 to 0.100")
-    assert (event, resource["prefect.resource.id"]) == (
-        "qinglan.alarm.reward_down",
-        "qinglan.run.run-1",
-    )
-    assert {
-        "qinglan.stage": "rl",
-        "qinglan.alarm": "reward_down",
-        "qinglan.action": "warn",
-    }.items() <= resource.items()
-    assert seen.metrics == [
-        ("child", {"alarms/reward_down": 2}, 40),
-        ("child", {"alarms/reward_down": 3}, 41),
-    ]
-    assert seen.tags == {"alarm.reward_down": "step 21, 40, 41"}
-    assert "| 41 | `reward_down` | warn | the mean reward fell" in seen.markdown["rl-alarms"]
-
-
-def test_a_prefect_server_that_is_away_costs_no_training(
-    tmp_path: Path, seen: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    follow = AlarmFollower(seen)
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            engine, "create_markdown_artifact", raising(httpx.ConnectError("connection refused"))
-        )
-        write_alarms(tmp_path, 21)
-        follow()
-    assert caplog.messages[-1] == "rl: Prefect did not take the table of alarms: connection refused"
-    assert seen.tags == {"alarm.reward_down": "step 21"}
-    write_alarms(tmp_path, 21, 40)
-    follow()
-    assert "| 21 |" in seen.markdown["rl-alarms"] and "| 40 |" in seen.markdown["rl-alarms"]

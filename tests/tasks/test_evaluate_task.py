@@ -1,5 +1,4 @@
-"""The evaluate stage: which retrievals it may take over, which models it tests, and what its result
-depends on."""
+"""The evaluate stage: the retrievals that it takes over, the models that it tests, and its key."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,31 +24,33 @@ from qinglan.runs.run import Run
 from qinglan.tasks import evaluate as evaluate_module
 from qinglan.tasks.evaluate import Asked
 
-FOUND = Retrieved(ids=("g",), scores=(0.9,))
+RETRIEVED = Retrieved(ids=("g",), scores=(0.9,))
 ROW = Row(
     id="1", tenant="t", query="问", source="f!A1", gold_id="g", split="test",
-    answer="改写", original_retrieved=FOUND, answer_retrieved=FOUND, judge_score=4.0,
+    answer="改写", original_retrieved=RETRIEVED, answer_retrieved=RETRIEVED, judge_score=4.0,
 )  # fmt: skip
 URL = "http://x/v1"
 
 
 class Evaluated:
-    """The stage with a fake engine and fake services; what it did with them."""
+    """The stage with a fake engine and fake services, and the calls that it made of them."""
 
     def __init__(
         self, folder: Path, champion: Any = None, unjudged: dict[str, int] | None = None
     ) -> None:
-        self.rows, self._folder = write_jsonl(folder / "rows.jsonl", [ROW]), folder
-        self.champion, self.unjudged = champion, unjudged or {}
+        self.rows = write_jsonl(folder / "rows.jsonl", [ROW])
+        self._folder = folder
+        self.champion = champion
+        self.unjudged = unjudged or {}
         self.depends_on: dict[str, Any] = {}
         self.arms: Mapping[str, list[ArmRow]] = {}
         self.models: dict[str, str] = {}
         self.with_adapter = set[str]()
         self.answers: dict[str, dict[str, Any]] = {}
-        """What is otherwise in a model's answers."""
+        """Changes of a model's answers, by model."""
         self.outcome: Any = None
         self.answered = Asked({}, {}, {})
-        """What the teachers say."""
+        """The answers of the teachers."""
 
     def run(
         self, profile: Profile, dataset_run: str = "now", knowledge_base: str = "", **models: str
@@ -59,48 +60,44 @@ class Evaluated:
         dataset = stage_result(
             "dataset", dataset_run, artifacts={"test": self.rows, "rows": self.rows}
         )
-        trained = {
-            name: stage_result(
-                name,
-                artifacts={
-                    part: Artifact(path=Path(f"/{name}/{part}"), sha256=sha256)
-                    for part in ("model", *(["adapter"] if name in self.with_adapter else []))
-                },
-            )
-            for name, sha256 in models.items()
-        }
+        trained = {name: self._trained(name, sha256) for name, sha256 in models.items()}
         rivals = dict.fromkeys(profile.compare.teachers, URL)
         evaluate_module.evaluate_arms.fn(
             run, partial(Addresses, URL, URL, URL, rivals), dataset, trained
         )
 
+    def _trained(self, name: str, sha256: str) -> StageResult:
+        parts = ["model"]
+        if name in self.with_adapter:
+            parts.append("adapter")
+        artifacts = {part: Artifact(path=Path(f"/{name}/{part}"), sha256=sha256) for part in parts}
+        return stage_result(name, artifacts=artifacts)
+
     def perform(
         self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any], **_: Any
     ) -> StageResult:
         self.depends_on = depends_on
-        self.outcome = work(
-            SimpleNamespace(run=run, directory=self._folder / name, say=lambda _: None)
-        )
+        directory = self._folder / name
+        self.outcome = work(SimpleNamespace(run=run, directory=directory, say=lambda _: None))
         return stage_result(name, run.id)
 
     def engine(self, stage: Any, command: Any, **_: Any) -> None:
         """Answers every prompt with its own id."""
         prompts = (stage.directory / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        for name, self.models[name] in json.loads(command.argv[-1])["models"].items():
-            ids = [json.loads(prompt)["id"] for prompt in prompts]
-            answer = {"prompt_tokens": 9, "completion_tokens": 2, "logprobs": [-0.5]}
-            write_jsonl(
-                stage.directory / f"{name}.answers.jsonl",
-                (
-                    {"id": i, "text": i, "start": i} | answer | self.answers.get(name, {})
-                    for i in ids
-                ),
-            )
+        ids = [json.loads(prompt)["id"] for prompt in prompts]
+        numbers = {"prompt_tokens": 9, "completion_tokens": 2, "logprobs": [-0.5]}
+        for name, folder in json.loads(command.argv[-1])["models"].items():
+            self.models[name] = folder
+            changes = self.answers.get(name, {})
+            answers = [{"id": id_, "text": id_, "start": id_, **numbers, **changes} for id_ in ids]
+            write_jsonl(stage.directory / f"{name}.answers.jsonl", answers)
 
     def complete(
         self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any
     ) -> Any:
-        self.arms, self.red_team, self.cases = arms, red_team, cases
+        self.arms = arms
+        self.red_team = red_team
+        self.cases = cases
         return Measured(dict(arms), self.unjudged), {}, {"judge": {"cached": 1}}
 
     def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
@@ -115,8 +112,8 @@ class Evaluated:
 
 @pytest.fixture
 def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluated]:
-    def make(**known: Any) -> Evaluated:
-        fake = Evaluated(tmp_path, **known)
+    def make(**options: Any) -> Evaluated:
+        fake = Evaluated(tmp_path, **options)
         monkeypatch.setattr(evaluate_module, "run_engine", fake.engine)
         monkeypatch.setattr(evaluate_module, "_complete", fake.complete)
         monkeypatch.setattr(evaluate_module, "_ask_teachers", fake.ask_teachers)
@@ -128,7 +125,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("url", "dataset_run", "kept"),
+    ("url", "dataset_run", "is_kept"),
     [
         ("http://live/q", "earlier", False),
         ("http://live/q", "now", False),
@@ -136,14 +133,13 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     ],
 )
 def test_a_live_service_is_asked_again(
-    evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool
+    evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, is_kept: bool
 ):
     fake = evaluated()
     fake.run(profile_of(rag={"url": url}), dataset_run, rl="a")
-    assert [fake.arms[name][0].retrieved is not None for name in ("original", "teacher")] == [
-        kept,
-        kept,
-    ]
+    for arm in ("original", "teacher"):
+        is_retrieved = fake.arms[arm][0].retrieved is not None
+        assert is_retrieved is is_kept, arm
     assert fake.arms["teacher"][0].judge_score == 4.0
 
 
@@ -168,11 +164,11 @@ def test_what_an_evaluation_depends_on(
     fake.run(profile_of(), knowledge_base="a", rl="a")
     before = fake.depends_on
     assert before["rows_sha256"] == fake.rows.sha256
-    assert before["loads"]["rl"] == {"code": "one_at_a_time", "values": {"device": "cpu"}}, (
-        "a latency has its load"
-    )
+    load = {"code": "one_at_a_time", "values": {"device": "cpu"}}
+    assert before["loads"]["rl"] == load, "a latency has its load"
     fake.run(profile_of(**settings), knowledge_base=knowledge_base, rl="a")
-    assert {key for key in before if before[key] != fake.depends_on[key]} == changed
+    changed_keys = {key for key in before if before[key] != fake.depends_on[key]}
+    assert changed_keys == changed
 
 
 def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_of: ProfileOf):
@@ -198,11 +194,13 @@ def test_a_champion_of_its_own_is_an_arm(
 def test_the_red_team_is_asked_and_no_row_of_the_arms(
     evaluated: Any, profile_of: ProfileOf, tmp_path: Path
 ):
-    fake, own = evaluated(), tmp_path / "own.jsonl"
+    fake = evaluated()
+    own = tmp_path / "own.jsonl"
     fake.run(profile_of(), rl="a", base="b")
     assert [entry.row_id for entry in fake.arms["rl"]] == ["1"]
     assert set(fake.red_team) == {"rl"}, "nobody releases a base model"
-    assert list(fake.red_team["rl"]) == [f"redteam-{case.id}" for case in fake.cases] != []
+    assert fake.cases
+    assert list(fake.red_team["rl"]) == [f"redteam-{case.id}" for case in fake.cases]
     before = fake.depends_on["red_team"]
     own.write_text(
         '{"id": "own", "name": "自己的", "kind": "long", "query": "长"}', encoding="utf-8"
@@ -226,25 +224,24 @@ def test_a_model_must_answer_as_it_was_trained(evaluated: Any, profile_of: Profi
     fake = evaluated()
     fake.with_adapter = {"sft"}
     fake.run(profile_of(), base="b", sft="a")
-    (found,) = fake.evaluation.parity.values()
-    assert found["equal"] == found["prompts"] > 0 == found["difference"]
+    (parity,) = fake.evaluation.parity.values()
+    assert parity["prompts"] > 0
+    assert parity["equal"] == parity["prompts"]
+    assert parity["difference"] == 0
     assert fake.models["sft_unmerged"] == "/base/model"
     fake.run(profile_of(serve={"backend": "vllm"}), base="b", rl="a")
-    assert fake.models["rl_unmerged"] == "/rl/model", (
-        "vLLM's answers are compared without an adapter too"
-    )
-    for name in ("sft", "sft_unmerged"):  # JSON leaves the separator as it is
+    without_adapter = "vLLM's answers are compared without an adapter too"
+    assert fake.models["rl_unmerged"] == "/rl/model", without_adapter
+    # JSON leaves the separator as it is.
+    for name in ("sft", "sft_unmerged"):
         fake.answers[name] = {"text": "a\u2028b"}
     fake.run(profile_of(), base="b", sft="a")
-    assert (fake.evaluation.parity["sft"]["equal"], fake.arms["sft"][0].text) == (
-        found["prompts"],
-        "a b",
-    )
+    assert fake.evaluation.parity["sft"]["equal"] == parity["prompts"]
+    assert fake.arms["sft"][0].text == "a b"
     for logprobs, difference in ([-1.75], r"1\.2"), ([float("nan")], "nan"):
         fake.answers["sft_unmerged"] |= {"logprobs": logprobs}
-        with pytest.raises(
-            StageError, match=f"exported sft model is not what .* differ by {difference} at"
-        ):
+        message = f"exported sft model is not what .* differ by {difference} at"
+        with pytest.raises(StageError, match=message):
             fake.run(profile_of(), base="b", sft="a")
     fake.answers["sft_unmerged"] = {"start": "another"}
     with pytest.raises(StageError, match=r"0 of \d+ texts are those of the trainer's own code"):
@@ -254,7 +251,8 @@ def test_a_model_must_answer_as_it_was_trained(evaluated: Any, profile_of: Profi
 def test_evaluations_of_other_models_on_the_test_split_are_counted(
     evaluated: Any, profile_of: ProfileOf
 ):
-    fake, counts = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256="c")), []
+    fake = evaluated(champion=SimpleNamespace(folder=Path("/kept"), sha256="c"))
+    counts = []
     for model in ("a", "b", "c", "b"):
         fake.run(profile_of(), rl=model)
         counts.append(fake.evaluation.earlier_evaluations)
@@ -277,6 +275,6 @@ def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile
     assert fake.depends_on["teachers_on_cases"] == ["teacher"]
     assert fake.outcome.details["api"] == {"judge": {"cached": 3}}
     assert fake.outcome.try_again == 2
-    assert fake.red_team["teacher"] == {
-        "redteam-emoji-mixed": reason("call_failed", why="teacher_rate_limited")
-    }, "a failed call leaves its case out"
+    failure = reason("call_failed", why="teacher_rate_limited")
+    left_out = {"redteam-emoji-mixed": failure}
+    assert fake.red_team["teacher"] == left_out, "a failed call leaves its case out"

@@ -1,4 +1,4 @@
-"""The run form as Prefect's page and server see it, and what it comes to."""
+"""The run form as Prefect's page and server see it, and the overrides that it becomes."""
 
 from contextlib import nullcontext
 from importlib import import_module
@@ -9,6 +9,7 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from qinglan.config import Profile, load_profile, profile_names
 from qinglan.tasks import forms
@@ -16,48 +17,48 @@ from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, 
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
 FORMS = [
-    each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)
+    form for form in vars(forms).values() if isinstance(form, type) and issubclass(form, Changes)
 ]
 
 
 def schema_of(flow: str) -> dict[str, Any]:
-    return parameter_schema(getattr(import_module(f"flows.{flow}"), flow)).model_dump_for_openapi()
+    function = getattr(import_module(f"flows.{flow}"), flow)
+    return parameter_schema(function).model_dump_for_openapi()
 
 
 @pytest.mark.parametrize("flow", FLOWS)
 def test_every_parameter_is_described_and_nothing_has_to_be_filled_in(flow: str):
     schema = schema_of(flow)
-    known = {f"#/definitions/{name}": form for name, form in schema.get("definitions", {}).items()}
-    for name, shown in (
-        item for form in (schema, *known.values()) for item in form["properties"].items()
-    ):
-        resolved = known.get(shown.get("$ref", ""), {}) | shown  # as the page does
-        assert resolved["title"] and len(resolved["description"]) > 5, name
-    for form in known.values():
+    own_forms = {
+        f"#/definitions/{name}": form for name, form in schema.get("definitions", {}).items()
+    }
+    for form in (schema, *own_forms.values()):
+        for name, setting in form["properties"].items():
+            # As the page does.
+            resolved = own_forms.get(setting.get("$ref", ""), {}) | setting
+            assert resolved["title"], name
+            assert len(resolved["description"]) > 5, name
+    for form in own_forms.values():
         assert form["additionalProperties"] is False
-        for shown in form[
-            "properties"
-        ].values():  # Prefect's page shows `anyOf` as buttons, an optional switch as off
-            assert (
-                shown["type"] in ("string", "integer", "number")
-                and not {"anyOf", "default"} & shown.keys()
-            )
+        for name, setting in form["properties"].items():
+            assert setting["type"] in ("string", "integer", "number"), name
+            # Prefect's page shows `anyOf` as buttons, and an optional switch as off.
+            assert not {"anyOf", "default"} & setting.keys(), name
     assert "required" not in schema
-    validate(
-        {name: shown["default"] for name, shown in schema["properties"].items()},
-        schema,
-        raise_on_error=True,
-    )
+    defaults = {name: setting["default"] for name, setting in schema["properties"].items()}
+    validate(defaults, schema, raise_on_error=True)
 
 
 def test_the_profile_is_chosen_or_given_by_path():
-    known, own = schema_of("pipeline")["properties"]["profile"]["anyOf"]
-    assert {"embedded", "answer_judge", "medical"} <= {*known["enum"]} == {*profile_names()}
-    assert "type" not in own  # else Prefect's page takes a path that is typed for one of the names
+    by_name, by_path = schema_of("pipeline")["properties"]["profile"]["anyOf"]
+    names = set(by_name["enum"])
+    assert names == set(profile_names())
+    assert {"embedded", "answer_judge", "medical"} <= names
+    assert "type" not in by_path, "else Prefect's page takes a path that is typed for a name"
 
 
 @pytest.mark.parametrize(
-    ("given", "is_right"),
+    ("parameters", "is_right"),
     [
         ({"profile": "/srv/own.yaml", "source": "20261101-020000-abcd"}, True),
         (
@@ -73,31 +74,27 @@ def test_the_profile_is_chosen_or_given_by_path():
         ({"overrides": ["Data.limit=3"]}, False),
     ],
 )
-def test_the_server_refuses_a_typo(given: dict[str, Any], is_right: bool):
+def test_the_server_refuses_a_typo(parameters: dict[str, Any], is_right: bool):
     with nullcontext() if is_right else pytest.raises(ValidationError):
-        validate(given, schema_of("train"), raise_on_error=True)
+        validate(parameters, schema_of("train"), raise_on_error=True)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.model_fields])
 def test_every_setting_is_one_of_the_profile(form: type[Changes]):
-    settings = {
-        name: each.key
-        for name, field in form.model_fields.items()
-        for each in field.metadata
-        if isinstance(each, Sets)
-    }
-    assert settings.keys() == form.model_fields.keys()
-    for key in settings.values():
+    for name, setting in form.model_fields.items():
+        (sets,) = [entry for entry in setting.metadata if isinstance(entry, Sets)]
         section: Any = Profile
-        for part in key.split("."):
-            field = section.model_fields[part]
-            kinds = [
-                kind
-                for kind in (field.annotation, *get_args(field.annotation))
-                if isinstance(kind, type)
-            ]
-            section = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
-        assert section is None, f"{key} is a whole section"
+        for part in sets.key.split("."):
+            section = section_of(section.model_fields[part])
+        assert section is None, f"{name} sets {sets.key}, a whole section"
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section of the profile that a field holds, if it holds one."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def test_changes_become_overrides_and_those_by_key_count_more():

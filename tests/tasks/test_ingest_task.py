@@ -1,5 +1,7 @@
-"""The ingest stage in its frame: files, drop folders and databases become rows, and nothing is
-asked twice."""
+"""The ingest stage in its frame: files, drop folders and databases become rows.
+
+Nothing is asked twice.
+"""
 
 import logging
 import sqlite3
@@ -22,7 +24,7 @@ from qinglan.tasks.session import _inputs
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "layouts"
 Ingest = Callable[..., StageResult]
-LOCAL: Mapping[str, object] = {}
+NO_SECTIONS: Mapping[str, object] = {}
 
 
 @pytest.fixture
@@ -30,16 +32,21 @@ def ingest(profile_of: ProfileOf, tracker: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ingest_module, "get_run_logger", lambda: logging.getLogger("test"))
 
     def work(
-        *, finish: bool = False, sections: Mapping[str, object] = LOCAL, **settings: object
+        *, finish: bool = False, sections: Mapping[str, object] = NO_SECTIONS, **settings: object
     ) -> StageResult:
         profile = profile_of(data=settings, **sections)
         with open_run(profile, "refresh") as run:
-            result = ingest_workbook.fn(run, _inputs(profile, run.directory)[0])
+            workbook, _ = _inputs(profile, run.directory)
+            result = ingest_workbook.fn(run, workbook)
             if finish:
                 finish_run(run)
             return result
 
     return work
+
+
+def usable_rows(result: StageResult) -> list[Row]:
+    return [row for row in read_jsonl(result.path("rows"), Row) if row.status == "ok"]
 
 
 def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -50,15 +57,9 @@ def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCapture
     (drop / "b.jsonl").write_text('{"问题": "失眠"}\n')
     (drop / "README.md").write_text("x")
     result = ingest(workbook=str(drop), finish=True)
-    assert (result.rows_in, result.rows_out, result.dropped) == (
-        28,
-        2,
-        {"duplicate": 25, "not_text": 1},
-    )
-    assert [row.source for row in read_jsonl(result.path("rows"), Row) if row.status == "ok"] == [
-        "a.csv:2",
-        "b.jsonl:1",
-    ]
+    assert (result.rows_in, result.rows_out) == (28, 2)
+    assert result.dropped == {"duplicate": 25, "not_text": 1}
+    assert [row.source for row in usable_rows(result)] == ["a.csv:2", "b.jsonl:1"]
     assert "README.md: skipped" in caplog.text
     assert "a.csv:4: duplicate: repeats a.csv:2" in caplog.text
     assert "... and 6 more" in caplog.text
@@ -73,7 +74,8 @@ def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCapture
 def test_an_imported_example(
     ingest: Ingest, tmp_path: Path, layout: Layout, recipe: str, lines: int
 ) -> None:
-    source, workbook = EXAMPLES / f"{layout}.jsonl", tmp_path / "q.xlsx"
+    source = EXAMPLES / f"{layout}.jsonl"
+    workbook = tmp_path / "q.xlsx"
     assert import_rows(layout, source, workbook, pytest.fail) == (lines, 20, 0)
     result = ingest(workbook=str(workbook), sections={"recipe": recipe})
     assert (result.rows_in, result.rows_out, result.dropped) == (lines, lines, {})
@@ -97,7 +99,7 @@ def test_a_database_is_asked_once_a_run(
     monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
     tomorrow = ingest(sql=sql, finish=True)
     assert [row.source for row in read_jsonl(tomorrow.path("rows"), Row)] == ["sql:1", "sql:2"]
-    assert ingest(sql=sql).run_id == tomorrow.run_id  # asked again, and nothing is new
+    assert ingest(sql=sql).run_id == tomorrow.run_id, "asked again, and nothing is new"
     connection.close()
 
 
@@ -129,19 +131,16 @@ def test_of_a_request_log_the_most_frequent_new_questions_are_taken_and_the_othe
 
     def take(*, finish: bool) -> tuple[StageResult, str]:
         result = ingest(workbook=str(log), max_new_rows=2, sections=sections, finish=finish)
-        return result, "".join(
-            row.query[0] for row in read_jsonl(result.path("rows"), Row) if row.status == "ok"
-        )
+        return result, "".join(row.query[0] for row in usable_rows(result))
 
-    begun, taken = take(finish=False)
-    assert (taken, begun.dropped) == (
-        "甲戊",
-        {"left_for_later": 3, "duplicate": 1, "empty_query": 1},
-    )
-    publish(profile_of(**sections), begun.run_id, begun.artifacts)
-    continued, taken = take(finish=True)
-    assert (taken, continued.key) == ("甲戊", begun.key)
-    tomorrow, taken = take(finish=True)
-    assert (taken, tomorrow.dropped["left_for_later"]) == ("甲丙丁戊", 1)
+    first, questions = take(finish=False)
+    assert questions == "甲戊"
+    assert first.dropped == {"left_for_later": 3, "duplicate": 1, "empty_query": 1}
+    publish(profile_of(**sections), first.run_id, first.artifacts)
+    continued, questions = take(finish=True)
+    assert (questions, continued.key) == ("甲戊", first.key)
+    tomorrow, questions = take(finish=True)
+    assert (questions, tomorrow.dropped["left_for_later"]) == ("甲丙丁戊", 1)
     publish(profile_of(**sections), tomorrow.run_id, tomorrow.artifacts)
-    assert take(finish=True)[1] == "甲乙丙丁戊"
+    _, questions = take(finish=True)
+    assert questions == "甲乙丙丁戊"

@@ -1,4 +1,4 @@
-"""Prefect's server: what a new one begins with."""
+"""The database that a new Prefect server begins with."""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
-"""Publishing in the frame of a stage, and what starts a training; neither Prefect's server nor
-MLflow."""
+"""Publishing in the frame of a stage, and the start of a training.
+
+There is neither Prefect's server nor MLflow.
+"""
 
 import logging
 from pathlib import Path
@@ -31,34 +33,32 @@ class Server:
         self.markdown: dict[str, str] = {}
         self.started: list[tuple[str, dict[str, Any]]] = []
         self.deployments = [Deployment("d1", "train/train", "embedded", paused=False)]
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(self, event: str, _run: Run, payload: dict[str, Any]) -> None:
+        self.events.append((event, payload))
 
     def show(self, markdown: str, key: str, **_: str) -> None:
         self.markdown[key] = markdown
 
-    def run_deployment(self, name: str, **how: Any) -> SimpleNamespace:
-        self.started.append((name, how))
+    def run_deployment(self, name: str, **options: Any) -> SimpleNamespace:
+        self.started.append((name, options))
         return SimpleNamespace(id="flow-run", name="brave-fox")
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tracker: Any) -> Server:
-    made = Server()
+    fake = Server()
     for module in (stage_module, publish, trigger_module):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
         monkeypatch.setattr(module, "tracker_of", lambda _: tracker, raising=False)
-        monkeypatch.setattr(module, "create_markdown_artifact", made.show, raising=False)
-    monkeypatch.setattr(trigger_module, "run_deployment", made.run_deployment)
-    monkeypatch.setattr(
-        trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test")
-    )
-    monkeypatch.setattr(trigger_module, "deployments_of", lambda _: made.deployments)
-    monkeypatch.setattr(
-        trigger_module,
-        "emit_run_event",
-        lambda event, _, payload: made.told.append((event, payload)),
-    )
-    return made
+        monkeypatch.setattr(module, "create_markdown_artifact", fake.show, raising=False)
+    monkeypatch.setattr(trigger_module, "run_deployment", fake.run_deployment)
+    prefect = PrefectServer("http://test/api", "a test")
+    monkeypatch.setattr(trigger_module, "find_server", lambda _: prefect)
+    monkeypatch.setattr(trigger_module, "deployments_of", lambda _: fake.deployments)
+    monkeypatch.setattr(trigger_module, "emit_run_event", fake.emit)
+    return fake
 
 
 def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
@@ -89,10 +89,8 @@ def test_a_dataset_is_published_shown_and_logged(
         ("child-1", "default", version.id, "published"),
         (run.mlflow_run_id, "default", version.id, "published"),
     ]
-    assert pinned_splits(run.profile, "in-3") == (
-        "",
-        dict.fromkeys((row(f"问{n}").id for n in range(3)), "train"),
-    )
+    ids = [row(f"问{n}").id for n in range(3)]
+    assert pinned_splits(run.profile, "in-3") == ("", dict.fromkeys(ids, "train"))
     assert publish_dataset.fn(run, dataset) == published
     assert len(versions_of(run.profile)) == 1
     note_training.fn(run, dataset)
@@ -108,13 +106,13 @@ def test_enough_new_rows_start_a_training_once(profile_of: ProfileOf, server: Se
     published = publish_dataset.fn(run, dataset)
     assert trigger_training.fn(run, published) == "flow-run"
     assert trigger_training.fn(run, published) is None
-    ((name, how),) = server.started
-    assert (name, how["timeout"]) == ("train/train-test", 0), (
-        "a profile's own deployment comes first"
-    )
-    assert how["parameters"] == {"profile": "test", "overrides": [], "source": run.id}
+    ((name, options),) = server.started
+    assert name == "train/train-test", "a profile's own deployment comes first"
+    assert options["timeout"] == 0
+    assert options["parameters"] == {"profile": "test", "overrides": [], "source": run.id}
     training = last_training(run.profile)
-    assert training and training.version == published.details["version"]
+    assert training is not None
+    assert training.version == published.details["version"]
 
 
 @pytest.mark.parametrize("trouble", ["missing", "paused"])
@@ -122,8 +120,11 @@ def test_a_training_that_cannot_start_costs_one_line(
     profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture, trouble: str
 ):
     run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
-    published, known = publish_dataset.fn(run, dataset), server.deployments
-    server.deployments = [] if trouble == "missing" else [known[0]._replace(paused=True)]
+    published = publish_dataset.fn(run, dataset)
+    deployments = server.deployments
+    server.deployments = []
+    if trouble == "paused":
+        server.deployments = [deployments[0]._replace(paused=True)]
     assert trigger_training.fn(run, published) is None
     advice = {
         "missing": f"start it with `qinglan run train --profile test --from {run.id}`",
@@ -131,7 +132,7 @@ def test_a_training_that_cannot_start_costs_one_line(
     }
     assert advice[trouble] in caplog.text
     assert last_training(run.profile) is None
-    server.deployments = known
+    server.deployments = deployments
     assert trigger_training.fn(run, published) == "flow-run"
 
 
@@ -160,15 +161,15 @@ def test_no_training_unless_it_is_asked_for(profile_of: ProfileOf, server: Serve
         "new_training_rows": 9,
         "train_at_new_rows": None,
     }
-    assert server.told == [("refresh.ready", payload)]
+    assert server.events == [("refresh.ready", payload)]
 
 
 def test_a_training_gets_the_refreshs_settings(
     profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.chdir(tmp_path)
-    asked = {"profile": "p.yaml", "overrides": ("data.limit=9",), "fresh": False}
-    monkeypatch.setattr(trigger_module, "flow_run", SimpleNamespace(parameters=asked))
+    refresh = {"profile": "p.yaml", "overrides": ("data.limit=9",), "fresh": False}
+    monkeypatch.setattr(trigger_module, "flow_run", SimpleNamespace(parameters=refresh))
     run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
     trigger_training.fn(run, publish_dataset.fn(run, dataset))
     parameters = server.started[0][1]["parameters"]

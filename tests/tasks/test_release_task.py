@@ -46,9 +46,11 @@ ROWS = [
 Make = Callable[..., "Finished"]
 
 
-def arm(**found: Retrieved) -> list[ArmRow]:
+def arm(**retrieved: Retrieved) -> list[ArmRow]:
+    """The rows of an arm, which hits but where `retrieved` says otherwise."""
     return [
-        ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=found.get(row.id, HIT)) for row in ROWS
+        ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=retrieved.get(row.id, HIT))
+        for row in ROWS
     ]
 
 
@@ -56,13 +58,15 @@ class Finished:
     """An evaluated run: what its stages left, and the verdict that the gate will give."""
 
     def __init__(self, profile: Profile, folder: Path) -> None:
-        self.profile, self.folder = profile, folder
+        self.profile = profile
+        self.folder = folder
         self.verdict: Verdict = "promote"
         self.verdicts: dict[str, Verdict] = {}
-        """About other arms than the preferred one."""
+        """Other verdicts than that, by arm."""
         self.rivals: dict[str, tuple[str, ...]] = {}
+        """The rivals with which the gate compared an arm, by arm."""
         self.markdown: dict[str, str] = {}
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[str] = []
         self.weights = {"base": "base", "sft": "sft", "rl": "rl"}
         self.answer: Approval | None = None
 
@@ -73,17 +77,21 @@ class Finished:
     def show(self, text: str, key: str, **_: str) -> None:
         self.markdown[key] = text
 
+    def emit(self, event: str, _run: Run, _payload: dict[str, Any]) -> None:
+        self.events.append(event)
+
     def decide(
         self, evaluation: Evaluation, alarms: Any, config: Gate, champion: str | None
     ) -> Decision:
         self.rivals[config.challenger] = config.rivals
         verdict = self.verdicts.get(config.challenger, self.verdict)
         outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[verdict]
-        found, required = (
-            reason("approved", reviewer="a|b", comment=""),
-            reason("cost_at_most", ratio=0.5),
+        rule = Rule(
+            name="cost",
+            outcome=outcome,  # type: ignore[arg-type]
+            found=reason("approved", reviewer="a|b", comment=""),
+            required=reason("cost_at_most", ratio=0.5),
         )
-        rule = Rule(name="cost", outcome=outcome, found=found, required=required)  # type: ignore[arg-type]
         return Decision(
             verdict=verdict, challenger=config.challenger, champion=champion, rules=[rule]
         )
@@ -104,8 +112,8 @@ class Finished:
     def evaluated(self) -> StageResult:
         timed = [entry.model_copy(update={"latency_ms": 5.0}) for entry in arm(a=MISS)]
         arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": timed}
-        found = evaluate(arms, ROWS, self.profile.evaluate, RECIPE)
-        write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
+        evaluation = evaluate(arms, ROWS, self.profile.evaluate, RECIPE)
+        write_json(self.folder / "evaluation.json", evaluation.model_dump(mode="json"))
         artifacts = {
             f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows)
             for name, rows in arms.items()
@@ -115,9 +123,8 @@ class Finished:
         return stage_result("evaluate", artifacts=artifacts, details={"models": digests})
 
     def dataset(self) -> StageResult:
-        return stage_result(
-            "dataset", artifacts={"test": write_jsonl(self.folder / "test.jsonl", ROWS)}
-        )
+        artifacts = {"test": write_jsonl(self.folder / "test.jsonl", ROWS)}
+        return stage_result("dataset", artifacts=artifacts)
 
     def release(self, run: Run) -> tuple[StageResult, StageResult]:
         inputs = (self.evaluated(), self.dataset(), self.models())
@@ -138,22 +145,19 @@ def finished(
 ) -> Make:
     def make(**sections: Any) -> Finished:
         release = {"name": f"m.{tmp_path.name}"} | sections.pop("release", {})
-        made = Finished(
-            profile_of(tracking={"uri": database}, release=release, **sections), tmp_path
-        )
-        tracker = Tracker(database, made.profile.tracking, tmp_path)
+        profile = profile_of(tracking={"uri": database}, release=release, **sections)
+        fake = Finished(profile, tmp_path)
+        tracker = Tracker(database, profile.tracking, tmp_path)
         for module in (stage_module, gate, register):
             monkeypatch.setattr(
                 module, "get_run_logger", lambda: logging.getLogger("test"), raising=False
             )
             monkeypatch.setattr(module, "tracker_of", lambda _: tracker)
-            monkeypatch.setattr(module, "create_markdown_artifact", made.show, raising=False)
-        monkeypatch.setattr(gate, "decide", made.decide)
-        monkeypatch.setattr(gate, "ask", lambda *_: made.answer)
-        monkeypatch.setattr(
-            gate, "emit_run_event", lambda event, _, payload: made.told.append((event, payload))
-        )
-        return made
+            monkeypatch.setattr(module, "create_markdown_artifact", fake.show, raising=False)
+        monkeypatch.setattr(gate, "decide", fake.decide)
+        monkeypatch.setattr(gate, "ask", lambda *_: fake.answer)
+        monkeypatch.setattr(gate, "emit_run_event", fake.emit)
+        return fake
 
     return make
 
@@ -171,17 +175,17 @@ def finished(
 def test_a_model_that_passes_gets_its_alias(
     finished: Make, verdict: Verdict, role: str, aliases: dict[str, str]
 ):
-    done = finished(release={"promote": role})
-    done.verdict = verdict
-    gated, registered = done.run()
-    assert done.registry.aliases() == aliases
+    site = finished(release={"promote": role})
+    site.verdict = verdict
+    gated, registered = site.run()
+    assert site.registry.aliases() == aliases
     assert registered.details["released"]["aliases"] == [*aliases]
-    assert gated.load("decision", Decision).verdict == done.registry.version("1").verdict == verdict
-    assert [event for event, _ in done.told] == [f"gate.{verdict}"]
+    assert gated.load("decision", Decision).verdict == verdict
+    assert site.registry.version("1").verdict == verdict
+    assert site.events == [f"gate.{verdict}"]
     assert gated.metrics["promote"] == (verdict == "promote")
-    assert (
-        "| cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
-    )
+    row = "| cost | approved by a\\|b | at most 50% of the teacher's |"
+    assert row in site.markdown["decision"]
 
 
 @pytest.mark.parametrize(
@@ -219,20 +223,20 @@ def test_the_fallback_is_tried_where_the_challenger_is_not_released(
     aliases: dict[str, str],
     sentence: str,
 ):
-    done = finished(gate={"fallback": "sft"})
-    done.verdict, done.verdicts = verdict, {"sft": of_sft}
-    gated, _ = done.run()
-    decision, version = gated.load("decision", Decision), done.registry.version("1")
-    assert (decision.challenger, version.arm, version.sha256) == (
-        released,
-        released,
-        done.sha256(released),
-    )
-    assert done.registry.aliases() == aliases
+    site = finished(gate={"fallback": "sft"})
+    site.verdict = verdict
+    site.verdicts = {"sft": of_sft}
+    gated, _ = site.run()
+    decision = gated.load("decision", Decision)
+    version = site.registry.version("1")
+    assert decision.challenger == released
+    assert version.arm == released
+    assert version.sha256 == site.sha256(released)
+    assert site.registry.aliases() == aliases
     assert re.match(sentence, decision.sentence)
-    assert ("## " in done.markdown["decision"].partition("\n")[2]) is (verdict != "promote"), (
-        "each with its rules"
-    )
+    _, _, after_first_heading = site.markdown["decision"].partition("\n")
+    has_second_heading = "## " in after_first_heading
+    assert has_second_heading is (verdict != "promote"), "each with its rules"
 
 
 @pytest.mark.parametrize(
@@ -248,33 +252,34 @@ def test_the_fallback_is_tried_where_the_challenger_is_not_released(
 def test_a_fallback_is_compared_with_others_alone(
     finished: Make, gate: dict[str, Any], weights: str, rivals: dict[str, tuple[str, ...]]
 ):
-    done = finished(gate={"fallback": "sft"} | gate)
-    done.verdict, done.weights["rl"] = "refuse", weights
-    done.run()
-    assert done.rivals == rivals
+    site = finished(gate={"fallback": "sft"} | gate)
+    site.verdict = "refuse"
+    site.weights["rl"] = weights
+    site.run()
+    assert site.rivals == rivals
 
 
 def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Make):
-    done = finished()
-    done.run()
-    done.weights["rl"] = "better"
-    with open_run(done.profile, "release") as run:
-        before, _ = done.release(run)
-        again, _ = done.release(run)
+    site = finished()
+    site.run()
+    site.weights["rl"] = "better"
+    with open_run(site.profile, "release") as run:
+        before, _ = site.release(run)
+        again, _ = site.release(run)
     assert before.load("decision", Decision) == again.load("decision", Decision)
     assert again.load("decision", Decision).champion == "1"
-    assert done.registry.aliases() == {"champion": "2", "previous": "1"}
+    assert site.registry.aliases() == {"champion": "2", "previous": "1"}
 
 
 def test_a_champion_that_came_meanwhile_stays(finished: Make, monkeypatch: pytest.MonkeyPatch):
-    done = finished()
-    done.run()
-    done.weights["rl"] = "better"
-    before = done.decide
+    site = finished()
+    site.run()
+    site.weights["rl"] = "better"
+    before = site.decide
     monkeypatch.setattr(gate, "decide", lambda *a: before(*a).model_copy(update={"champion": None}))
-    done.run()
-    assert done.registry.aliases() == {"champion": "1"}
-    assert "version 1 became the champion meanwhile" in done.registry.version("2").history[-1]
+    site.run()
+    assert site.registry.aliases() == {"champion": "1"}
+    assert "version 1 became the champion meanwhile" in site.registry.version("2").history[-1]
 
 
 @pytest.mark.parametrize(
@@ -289,13 +294,14 @@ def test_a_champion_that_came_meanwhile_stays(finished: Make, monkeypatch: pytes
 def test_a_persons_yes_is_needed(
     finished: Make, gate_verdict: Verdict, answer: Approval | None, verdict: Verdict
 ):
-    done = finished(gate={"approval": "required"})
-    done.verdict, done.answer = gate_verdict, answer
-    gated, _ = done.run()
+    site = finished(gate={"approval": "required"})
+    site.verdict = gate_verdict
+    site.answer = answer
+    gated, _ = site.run()
     decision = gated.load("decision", Decision)
     assert (decision.verdict, gated.try_again) == (verdict, int(answer is None))
     assert lacks_only_approval(decision) is (answer is None), "which can still be given"
-    assert done.registry.aliases() == ({"champion": "1"} if verdict == "promote" else {})
+    assert site.registry.aliases() == ({"champion": "1"} if verdict == "promote" else {})
     if gate_verdict == "refuse":
         assert "review" not in gated.artifacts, "nobody is asked"
         return
@@ -316,57 +322,63 @@ def test_a_model_that_is_slower_than_the_routers_deadline_is_told_of(
 
 
 def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Make):
-    done = finished()
-    evaluated = done.evaluated()
+    site = finished()
+    evaluated = site.evaluated()
     tried = RedTeamResult(case_id="c", name="n", kind="long", must_pass=False, passed=True)
-    evaluation, digests = evaluated.load("evaluation", Evaluation), evaluated.details["models"]
+    digests = evaluated.details["models"]
+    evaluation = evaluated.load("evaluation", Evaluation)
     evaluation = evaluation.model_copy(update={"red_team": {"sft": [tried], "rl": []}})
-    with open_run(done.profile, "release") as run:
-        child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run(
-            "register", {}
-        )
-        decision = done.decide(evaluation, [], Gate(), None)
-        made = candidate_of(run, decision, evaluated, done.dataset(), done.models(), child)
-    champion = done.registry.register(made)
-    assert (
-        with_champion_arm(evaluation, digests, champion.sha256, "rl") is None
-    )  # the challenger is the champion itself
-    seen = with_champion_arm(evaluation, digests, digests["sft"], "rl")
-    assert seen is not None
-    assert {c.metric: c.diff for c in seen.comparisons if (c.a, c.b) == ("rl", "champion")} == {
-        c.metric: c.diff for c in evaluation.comparisons if (c.a, c.b) == ("rl", "sft")
+    with open_run(site.profile, "release") as run:
+        tracker = Tracker(site.profile.tracking_uri, site.profile.tracking, site.folder)
+        child = tracker.start_run("register", {})
+        decision = site.decide(evaluation, [], Gate(), None)
+        candidate = candidate_of(run, decision, evaluated, site.dataset(), site.models(), child)
+    champion = site.registry.register(candidate)
+    beside_itself = with_champion_arm(evaluation, digests, champion.sha256, "rl")
+    assert beside_itself is None, "the challenger is the champion itself"
+    beside_sft = with_champion_arm(evaluation, digests, digests["sft"], "rl")
+    assert beside_sft is not None
+    assert differences(beside_sft, "rl", "champion") == differences(evaluation, "rl", "sft")
+    assert beside_sft.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
+    beside_rl = with_champion_arm(evaluation, digests, digests["rl"], "sft")
+    config = Gate(challenger="sft", rivals=("rl",))
+    decision = decide(beside_rl or evaluation, [], config, "1")
+    rules = {rule.name: rule for rule in decision.rules}
+    assert rules["gain_vs_champion"].found == rules["gain_vs_rl"].found
+    assert rules["gain_vs_rl"].found != reason("not_compared")
+
+
+def differences(evaluation: Evaluation, a: str, b: str) -> dict[str, float | None]:
+    """Differences of two arms by metric."""
+    return {
+        comparison.metric: comparison.diff
+        for comparison in evaluation.comparisons
+        if (comparison.a, comparison.b) == (a, b)
     }
-    assert seen.red_team == {"sft": [tried], "rl": [], "champion": [tried]}
-    of_rl = with_champion_arm(evaluation, digests, digests["rl"], "sft")
-    rules = {
-        rule.name: rule
-        for rule in decide(
-            of_rl or evaluation, [], Gate(challenger="sft", rivals=("rl",)), "1"
-        ).rules
-    }
-    assert rules["gain_vs_champion"].found == rules["gain_vs_rl"].found != reason("not_compared")
 
 
 def test_a_challenger_that_was_not_trained_is_one_line(finished: Make):
-    models = {name: each for name, each in finished().models().items() if name != "rl"}
+    models = finished().models()
+    del models["rl"]
     with pytest.raises(ConfigError, match=r"fallback = rl: this run has no such model.*base, sft"):
         challenger_of(models, "rl")
 
 
 def test_a_champion_without_weights_is_noticed_before_training(finished: Make):
-    done = finished(release={"max_artifact_mb": 1e-6})
-    assert champion_problem(done.profile) is None
-    done.run()
-    assert champion_problem(done.profile) is None
-    (done.folder / "rl").rename(done.folder / "away")
-    problem = champion_problem(done.profile)
-    assert problem and "is gone" in problem and "\n" not in problem
+    site = finished(release={"max_artifact_mb": 1e-6})
+    assert champion_problem(site.profile) is None
+    site.run()
+    assert champion_problem(site.profile) is None
+    (site.folder / "rl").rename(site.folder / "away")
+    problem = champion_problem(site.profile)
+    assert problem is not None
+    assert "is gone" in problem
+    assert "\n" not in problem
 
 
 def champion_problem(profile: Profile) -> str | None:
-    return next(
-        check.problem for check in inspect_profile(profile, "evaluate") if check.name == "champion"
-    )
+    (check,) = [check for check in inspect_profile(profile, "evaluate") if check.name == "champion"]
+    return check.problem
 
 
 def test_a_check_of_the_champion_makes_no_database_and_waits_for_no_server(
@@ -374,8 +386,9 @@ def test_a_check_of_the_champion_makes_no_database_and_waits_for_no_server(
 ):
     assert champion_problem(profile_of()) is None
     assert not (tmp_path / "state" / "mlflow.db").exists()
-    away = champion_problem(profile_of(tracking={"uri": "http://127.0.0.1:9"}))
-    assert away and "tracking.uri can't be reached" in away
+    problem = champion_problem(profile_of(tracking={"uri": "http://127.0.0.1:9"}))
+    assert problem is not None
+    assert "tracking.uri can't be reached" in problem
 
 
 def test_a_failed_answer_is_no_loss_and_listed_by_itself():
@@ -384,8 +397,9 @@ def test_a_failed_answer_is_no_loss_and_listed_by_itself():
         "rl": {"a": failed, "b": arm(b=MISS)[1]},
         "teacher": {row_id: arm()[0] for row_id in "ab"},
     }
-    found = rows_to_review(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
-    assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
+    chosen = rows_to_review(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
+    reasons = [(review.row.id, review.why) for review in chosen]
+    assert reasons == [("b", "不如教师"), ("a", "无结果")]
 
 
 def test_an_empty_answer_is_a_loss_and_shown_as_one(tmp_path: Path):
@@ -394,9 +408,9 @@ def test_an_empty_answer_is_a_loss_and_shown_as_one(tmp_path: Path):
         "teacher": {"a": arm()[0]},
     }
     chosen = rows_to_review(arms, ROWS[:1], RECIPE, "rl", losses=5, sampled=0)
-    sheet = openpyxl.load_workbook(
-        write_approval_workbook(tmp_path / "r.xlsx", chosen, arms, RECIPE, "rl").path
-    ).active
+    workbook = write_approval_workbook(tmp_path / "r.xlsx", chosen, arms, RECIPE, "rl")
+    sheet = openpyxl.load_workbook(workbook.path).active
     assert sheet is not None
-    first = [cell.value for cell in sheet[2]]
-    assert first[0] == "不如教师" and "（empty_answer）" in first
+    first_row = [cell.value for cell in sheet[2]]
+    assert first_row[0] == "不如教师"
+    assert "（empty_answer）" in first_row

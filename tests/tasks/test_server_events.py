@@ -15,7 +15,8 @@ from qinglan.tasks import server_events
 from qinglan.tasks.server_events import CausalOrdering
 
 STARTED = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
-MANY = 10_001  # one more than Prefect's own broker holds
+MANY = 10_001
+"""One event more than Prefect's own broker holds."""
 
 
 def made_at(time: datetime) -> UUID:
@@ -56,20 +57,21 @@ async def test_what_is_under_way_is(ordering: CausalOrdering, leader: UUID):
 
 
 def test_a_reader_that_was_far_behind_gets_everything():
-    seen = list[bytes | str]()
+    received: list[bytes | str] = []
 
     async def read(message: Message) -> None:
-        seen.append(message.data)
-        if len(seen) == MANY:
+        received.append(message.data)
+        if len(received) == MANY:
             raise StopConsumer(ack=True)
 
     async def exchange() -> None:
         with temporary_settings({PREFECT_MESSAGING_BROKER: "qinglan.tasks.server_events"}):
-            consumer = create_consumer("far-behind", concurrency=1)  # refuses what is no broker
+            # It refuses what is no broker.
+            consumer = create_consumer("far-behind", concurrency=1)
         for number in range(MANY):
             await Topic.by_name("far-behind").publish(MemoryMessage(str(number), {}))
         await consumer.run(read)
         await consumer.cleanup()
 
     asyncio.run(asyncio.wait_for(exchange(), 60))
-    assert seen == [str(number) for number in range(MANY)]
+    assert received == [str(number) for number in range(MANY)]

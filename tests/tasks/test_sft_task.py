@@ -1,4 +1,4 @@
-"""The SFT stage's key: what makes it train again."""
+"""The SFT stage: its key, its merge, and the rows that RL will need."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,8 @@ from question_rows import random_rows
 from run_stages import stage_result
 
 from qinglan.config import Profile
-from qinglan.runs.artifacts import write_jsonl
+from qinglan.errors import ConfigError
+from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import open_run
 from qinglan.tasks import sft
 
@@ -19,15 +20,13 @@ MODEL = "Qwen/Qwen3-8B"
 
 
 def trained(profile: Profile, folder: Path) -> Any:
-    """What the stage makes of a few rows."""
+    """The stage's outcome, or its key, for a few rows."""
     rows = write_jsonl(folder / "rows.jsonl", random_rows(2))
     with open_run(profile, "train", fresh=True) as run:
-        dataset = stage_result(
-            "dataset", run.id, artifacts=dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows)
-        )
-        return sft.train_sft.fn(
-            run, dataset, stage_result("base_model", run.id, details={"model": MODEL})
-        )
+        files = dict.fromkeys(("sft_train", "sft_dev", "rl_train"), rows)
+        dataset = stage_result("dataset", run.id, artifacts=files)
+        base = stage_result("base_model", run.id, details={"model": MODEL})
+        return sft.train_sft.fn(run, dataset, base)
 
 
 def test_another_revision_of_a_hubs_model_is_another_key(
@@ -38,14 +37,17 @@ def test_another_revision_of_a_hubs_model_is_another_key(
     def key(revision: str | None) -> Any:
         return trained(profile_of(student={"base_model": MODEL, "revision": revision}), tmp_path)
 
-    assert key(None) == key(None) != key("a") != key("b")
+    assert key(None) == key(None)
+    assert key(None) != key("a")
+    assert key("a") != key("b")
 
 
 def test_a_merge_that_was_interrupted_is_made_anew(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ms-swift leaves a folder that it finds as it is, and ends well."""
-    (half := tmp_path / "merged").mkdir()
+    half = tmp_path / "merged"
+    half.mkdir()
     (half / "model-00001-of-00002.safetensors").write_bytes(b"half")
     (tmp_path / "checkpoints").mkdir()
     stage: Any = SimpleNamespace(
@@ -62,10 +64,21 @@ def test_a_merge_that_was_interrupted_is_made_anew(
             assert not half.exists()
             half.mkdir()
         else:
-            assert name == "ms-swift SFT" and progress, (
-                "without it a training that stalls or dies is not restarted"
-            )
+            assert name == "ms-swift SFT"
+            assert progress, "without it a training that stalls or dies is not restarted"
 
     monkeypatch.setattr(sft, "run_engine", run_engine)
-    made = trained(profile_of(), tmp_path)
-    assert made.artifacts["model"].path == half
+    outcome = trained(profile_of(), tmp_path)
+    assert outcome.artifacts["model"].path == half
+
+
+def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: ProfileOf) -> None:
+    def dataset(rows: int) -> StageResult:
+        files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
+        return stage_result("dataset", artifacts=files)
+
+    message = r"train_batch_size \(64\) is more than the 63 RL training rows"
+    with open_run(profile_of(), "train") as run:
+        sft.require_enough_rows(run, dataset(64))
+        with pytest.raises(ConfigError, match=message):
+            sft.require_enough_rows(run, dataset(63))

@@ -1,11 +1,9 @@
-"""The frame around a stage and a session, without Prefect: what is shown, what is kept, what is
-found again."""
+"""The frame around a stage and a session, without Prefect: shown, kept and found again."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -48,8 +46,8 @@ def killed(
 
     def dying(stage: Stage) -> Outcome:
         work(stage)
-        for each, method in ((stage.tracker, "end_run"), (stage._clock, "keep")):
-            patch.setattr(each, method, lambda *_, **__: None)
+        patch.setattr(stage.tracker, "end_run", lambda *_, **__: None)
+        patch.setattr(stage._clock, "keep", lambda *_, **__: None)
         raise KilledError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
@@ -67,21 +65,14 @@ def test_a_finished_stage_is_not_run_again(run: Run, tracker: Any):
 def test_a_stage_warns_of_rows_beyond_its_band(
     profile_of: ProfileOf, tracker: Any, caplog: pytest.LogCaptureFixture
 ):
-    for flow, warned in (
-        ("refresh", 1),
-        ("refresh", 2),
-        ("compare", 2),
-    ):  # the second reuses, the third draws a sample
+    warning = "targets.rows: share of rows after distill, at least 0.9; it is 0.800"
+    # The second run reuses the stages, the third draws a sample.
+    for flow, warnings in (("refresh", 1), ("refresh", 2), ("compare", 2)):
         with open_run(profile_of(targets={"rows": {"distill": (0.9, 1.0)}}), flow) as opened:
-            for name, left in (("ingest", 10), ("distill", 8)):
-                perform(opened, name, {}, lambda _, left=left: Outcome(10, left))
+            perform(opened, "ingest", {}, lambda _: Outcome(10, 10))
+            perform(opened, "distill", {}, lambda _: Outcome(10, 8))
             finish_run(opened)
-        assert (
-            caplog.messages.count(
-                "targets.rows: share of rows after distill, at least 0.9; it is 0.800"
-            )
-            == warned
-        )
+        assert caplog.messages.count(warning) == warnings
 
 
 def test_a_failed_stage_keeps_its_files_for_its_inputs_alone(
@@ -91,14 +82,12 @@ def test_a_failed_stage_keeps_its_files_for_its_inputs_alone(
         (stage.directory / "checkpoint").write_text("half way")
         raise StageError("boom")
 
+    def rest(stage: Stage) -> Outcome:
+        return Outcome(rows_in=(stage.directory / "checkpoint").stat().st_size)
+
     with pytest.raises(StageError):
         perform(run, "sft", {"a": 1}, half)
-    perform(
-        run,
-        "sft",
-        {"a": 1},
-        lambda stage: Outcome(rows_in=(stage.directory / "checkpoint").stat().st_size),
-    )
+    perform(run, "sft", {"a": 1}, rest)
     assert tracker.ended == [True, False]
     perform(run, "sft", {"a": 2}, rows)
     assert sorted(path.name for path in (run.directory / "sft").iterdir()) == [
@@ -120,18 +109,18 @@ def test_a_killed_stage_keeps_its_files_mlflow_run_and_clock(
     def half(stage: Stage) -> Outcome:
         nonlocal now
         (stage.directory / "checkpoint").write_text("half way")
-        for done in (1, 2):
+        for units in (1, 2):
             now += 30
-            stage.progress(done, 4)
+            stage.progress(units, 4)
         assert (stage.directory / PROGRESS_FILE).read_text() == "2/4, 1 min 00 s left"
-        now += 3  # lost: the process dies before the next progress
+        # These are lost: the process dies before the next progress.
+        now += 3
         return Outcome()
 
     def rest(stage: Stage) -> Outcome:
         nonlocal now
-        assert (stage.directory / "checkpoint").exists() and not (
-            stage.directory / "progress.txt"
-        ).exists()
+        assert (stage.directory / "checkpoint").exists()
+        assert not (stage.directory / "progress.txt").exists()
         now += 40
         return Outcome()
 
@@ -166,10 +155,10 @@ def test_a_server_that_takes_no_progress_costs_nothing(
     caplog: pytest.LogCaptureFixture,
     in_a_loop: bool,
 ):
-    shown: list[float] = []
+    percents: list[float] = []
 
     async def away(percent: float, *_: object) -> None:
-        shown.append(percent)
+        percents.append(percent)
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(stage_module, "acreate_progress_artifact", away)
@@ -180,14 +169,17 @@ def test_a_server_that_takes_no_progress_costs_nothing(
             await asyncio.sleep(0)
 
         def show() -> None:
-            for done in range(101):
-                stage.progress(done, 100, "rows")
+            for rows_done in range(101):
+                stage.progress(rows_done, 100, "rows")
 
-        asyncio.run(in_loop()) if in_a_loop else show()
+        if in_a_loop:
+            asyncio.run(in_loop())
+        else:
+            show()
         return Outcome()
 
     perform(run, "distill", {}, work)
-    assert shown == [100.0], "it is shown now and then"
+    assert percents == [100.0], "it is shown now and then"
     assert "distill: Prefect did not take the progress: refused" in caplog.text
 
 
@@ -196,10 +188,8 @@ def test_a_stage_is_shown(run: Run):
     dropped = {"below_threshold": 766}
     text = stage_markdown(stage_result("select", "old", dropped=dropped, artifacts=artifacts), run)
     assert "reused from run `old`" in text
-    assert (
-        "| `below_threshold` | 766 |" in text
-        and "| r | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
-    )
+    assert "| `below_threshold` | 766 |" in text
+    assert "| r | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
 
 
 @pytest.fixture
@@ -212,13 +202,14 @@ def resolve(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> Resolve:
         *names: str,
         flow: str = "evaluate",
         source: str | None = None,
-        done: bool = True,
+        finish: bool = True,
     ) -> list[StageResult]:
         with open_run(profile, flow, source=source) as opened:
-            found = stages_of(Session(opened, SimpleNamespace(), Path(), source is not None), names)  # type: ignore[arg-type]
-            if done:
+            session = Session(opened, never, Path(), source is not None)
+            results = stages_of(session, names)
+            if finish:
                 finish_run(opened)
-            return found
+            return results
 
     return stages
 
@@ -237,7 +228,8 @@ def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf, resolve: 
     finished(profile_of(name="someone else's"), "dataset", "sft")
     finished(profile_of(rag={"top_k": 3}), "dataset", "sft")
     finished(profile_of(), "dataset")
-    assert [r.run_id for r in resolve(profile_of(), "dataset", "sft")] == [old.id] * 2
+    results = resolve(profile_of(), "dataset", "sft")
+    assert [result.run_id for result in results] == [old.id] * 2
 
 
 def test_evaluate_finds_what_train_used_and_made(profile_of: ProfileOf, resolve: Resolve):
@@ -253,17 +245,16 @@ def test_stages_of_a_run_that_was_stopped_before_all_were_made_again(
     profile_of: ProfileOf, resolve: Resolve
 ):
     names = ("dataset", "rl", "evaluate")
-    for made in (names, names[:1]):
+    for ended_stages in (names, names[:1]):
         with open_run(profile_of(), "pipeline") as run:
-            for name in made:
+            for name in ended_stages:
                 end_stage(run, name)
+    message = f"run {run.id}: its rl and evaluate may be of other rows or models"
     for source in (run.id, None):
-        with pytest.raises(
-            ConfigError, match=f"run {run.id}: its rl and evaluate may be of other rows or models"
-        ):
+        with pytest.raises(ConfigError, match=message):
             resolve(profile_of(), *names, source=source)
     finished(profile_of(), *names)
-    assert {found.run_id for found in resolve(profile_of(), *names)} == {run.id}
+    assert {result.run_id for result in resolve(profile_of(), *names)} == {run.id}
 
 
 def test_stages_of_a_named_run(profile_of: ProfileOf, resolve: Resolve):
@@ -281,10 +272,10 @@ def test_a_continued_run_keeps_its_source(
     profile_of: ProfileOf, resolve: Resolve, source: str | None
 ):
     first = finished(profile_of(), "dataset")
-    assert resolve(profile_of(), "dataset", source=source, done=False)[0].run_id == first.id
+    assert resolve(profile_of(), "dataset", source=source, finish=False)[0].run_id == first.id
     newer = first.directory.with_name("99990101-000000-aaaa")
     finished(profile_of(), "dataset").directory.rename(newer)
-    assert resolve(profile_of(), "dataset", source=source, done=False)[0].run_id == first.id
+    assert resolve(profile_of(), "dataset", source=source, finish=False)[0].run_id == first.id
 
 
 @pytest.mark.parametrize(
@@ -303,9 +294,8 @@ def test_a_dataset_scored_otherwise_is_refused(
         match=f"no run of test .* the newest: run {run.id}: its dataset was scored with",
     ):
         resolve(profile_of(**change), "dataset")
-    assert scoring_digest(run) != scoring_digest(
-        run.model_copy(update={"knowledge_base_sha256": "ab"})
-    )
+    other_knowledge_base = run.model_copy(update={"knowledge_base_sha256": "ab"})
+    assert scoring_digest(run) != scoring_digest(other_knowledge_base)
 
 
 def test_what_cannot_be_started_from_is_one_line(profile_of: ProfileOf, resolve: Resolve):

@@ -1,5 +1,4 @@
-"""Which code a stage's result depends on, and what becomes of an interrupted training when that
-code changes."""
+"""The code that a stage's result depends on, and an interrupted training whose code changes."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,8 +30,13 @@ STAGES = [
     "sft",
     "local_judge",
     "rl",
+    "evaluate",
+    "gate",
+    "register",
+    "sample",
+    "compare",
+    "extract",
 ]
-STAGES += ["evaluate", "gate", "register", "sample", "compare", "extract"]
 ASKS_RECIPE = [name for name in STAGES if name not in ("base_model", "sft")]
 
 
@@ -48,8 +52,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ours = Path(import_module("qinglan").__file__ or "").parent
 
     def path(module: str) -> Path | None:
-        found = module_path(module)
-        return found and copy / found.relative_to(ours)
+        original = module_path(module)
+        return original and copy / original.relative_to(ours)
 
     monkeypatch.setattr("qinglan.runs.code_digest.module_path", path)
     code_of.cache_clear()
@@ -93,10 +97,12 @@ def digests(profile: Profile) -> dict[str, dict[str, str]]:
 def test_an_edit_changes_its_stages(
     sources: Path, profile: Profile, file: str, old: str, new: str, stages: list[str]
 ):
-    before, path = digests(profile), sources / file
+    before = digests(profile)
+    path = sources / file
     text = path.read_text(encoding="utf-8")
     assert old in text
-    path.write_text(text.replace(old, new, 1) if old else text + new, encoding="utf-8")
+    edited = text.replace(old, new, 1) if old else text + new
+    path.write_text(edited, encoding="utf-8")
     after = digests(profile)
     assert [name for name in STAGES if before[name] != after[name]] == stages
 
@@ -107,11 +113,10 @@ def test_docstrings_comments_registry_and_serving_leave_every_stage_reusable(
     before = digests(profile)
     for path in sources.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        changes_no_result = path.relative_to(sources).parts[0] in ("registry", "serving")
-        more = "\nMORE = 1\n" if changes_no_result else ""
-        path.write_text(
-            text.replace('"""', '"""Otherwise: ', 1) + "# a comment\n" + more, encoding="utf-8"
-        )
+        edited = text.replace('"""', '"""Otherwise: ', 1) + "# a comment\n"
+        if path.relative_to(sources).parts[0] in ("registry", "serving"):
+            edited += "\nMORE = 1\n"
+        path.write_text(edited, encoding="utf-8")
     assert digests(profile) == before
 
 
@@ -145,16 +150,16 @@ def test_each_package_of_ours_either_makes_results_or_carries_them():
 @pytest.fixture
 def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The digests of a stage's code, to be changed."""
-    made = {"qinglan.training.engines.swift": "1", "qinglan.tasks.sft": "1"}
-    monkeypatch.setattr(stage_module, "digests_of", lambda *_: dict(made))
-    return made
+    code_digests = {"qinglan.training.engines.swift": "1", "qinglan.tasks.sft": "1"}
+    monkeypatch.setattr(stage_module, "digests_of", lambda *_: dict(code_digests))
+    return code_digests
 
 
 @pytest.fixture
 def train(profile: Profile, code: dict[str, str], tracker: Any) -> Train:
     """Runs one attempt of SFT; each writes one more checkpoint, and all but the last die."""
 
-    def make(
+    def attempt(
         *, dies: bool = False, continue_anyway: bool = False, rows: str = "a"
     ) -> StageResult | None:
         def work(stage: Stage) -> Outcome:
@@ -170,12 +175,16 @@ def train(profile: Profile, code: dict[str, str], tracker: Any) -> Train:
             except StageError:
                 return None
 
-    return make
+    return attempt
 
 
 def checkpoints(result: StageResult | None) -> int:
-    assert result
+    assert result is not None
     return result.rows_out
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_training_with_changed_code_starts_anew(
@@ -184,16 +193,19 @@ def test_a_training_with_changed_code_starts_anew(
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"
     assert checkpoints(train()) == 1
-    said = "sft: the code of qinglan.training.engines.swift changed since the last attempt, so it starts anew"
-    assert any(
-        message.startswith(said) and "--continue-anyway" in message for message in caplog.messages
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith(
+        "sft: the code of qinglan.training.engines.swift changed since the last attempt, "
+        "so it starts anew"
     )
+    assert "--continue-anyway" in warning
 
 
 def test_other_inputs_are_named_as_the_reason(train: Train, caplog: pytest.LogCaptureFixture):
     train(dies=True)
     assert checkpoints(train(rows="b", continue_anyway=True)) == 1
-    assert any(message.startswith("sft: its inputs changed since") for message in caplog.messages)
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("sft: its inputs changed since")
 
 
 def test_a_training_goes_on_anyway(
@@ -202,12 +214,14 @@ def test_a_training_goes_on_anyway(
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"
     train(dies=True, continue_anyway=True)
-    result = train()  # which needs not be asked for again
+    # The third attempt needs not be asked for it again.
+    result = train()
     assert checkpoints(result) == 3
-    assert result and result.details["continued_anyway"] == ["qinglan.training.engines.swift"]
+    assert result is not None
+    assert result.details["continued_anyway"] == ["qinglan.training.engines.swift"]
     assert tracker.tags["qinglan.continued_anyway"] == "qinglan.training.engines.swift"
     assert tracker.tags["qinglan.continued_anyway.sft"] == "qinglan.training.engines.swift"
-    assert any("it continues all the same" in message for message in caplog.messages)
+    assert "it continues all the same" in caplog.text
 
 
 def test_a_finished_training_of_this_run_stays_where_the_user_continues_anyway(
@@ -216,7 +230,8 @@ def test_a_finished_training_of_this_run_stays_where_the_user_continues_anyway(
     first = train()
     code["qinglan.tasks.sft"] = "2"
     again = train(continue_anyway=True)
-    assert first and again
+    assert first is not None
+    assert again is not None
     assert (again.rows_out, again.key) == (1, first.key)
     assert again.details["continued_anyway"] == ["qinglan.tasks.sft"]
 
@@ -232,4 +247,5 @@ def test_a_result_of_two_codes_is_not_reused_elsewhere(
             run, "sft", {"rows": "a"}, lambda _: Outcome(rows_out=9), has_checkpoints=True
         )
     assert first is None
-    assert mixed and result.key != mixed.key
+    assert mixed is not None
+    assert result.key != mixed.key

@@ -44,15 +44,16 @@ from qinglan.tasks.validate import validate_rows
 
 pytestmark = [
     pytest.mark.usefixtures("prefect_server"),
-    pytest.mark.slow,  # 10 s for Prefect's server alone
-    pytest.mark.filterwarnings(
-        "ignore::DeprecationWarning", "ignore::ResourceWarning"
-    ),  # Prefect's, MLflow's
+    # Prefect's server alone takes 10 s.
+    pytest.mark.slow,
+    # They are Prefect's and MLflow's.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
-ROWS, DRAWN = 30, 40
+ROWS = 30
+DRAWN = 40
 SiteOf = Callable[..., "Site"]
 COST_USD = 0.0002
-"""Of one answer at the test profile's prices."""
+"""Cost of one answer at the test profile's prices."""
 
 
 def write_workbook(folder: Path, rows: int) -> Path:
@@ -73,7 +74,8 @@ class Site:
         rag: FakeService,
     ) -> None:
         self.workbook = write_workbook(folder, ROWS)
-        self.teacher, self.rag = teacher, rag
+        self.teacher = teacher
+        self.rag = rag
         self.profile = profile_of(
             teacher={"model": "big", "base_url": teacher.url, "max_retries": 0},
             rag={"url": rag.url, "max_retries": 0},
@@ -115,7 +117,8 @@ def failing_once(questions: Iterable[str]) -> Script:
     failing = set(questions)
 
     def teacher(body: dict[str, Any]) -> Any:
-        if (question := asked(body)) in failing:
+        question = asked(body)
+        if question in failing:
             failing.remove(question)
             return 503, {}
         return rewritten(body)
@@ -136,9 +139,11 @@ def site_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> SiteOf:
     monkeypatch.setattr(stage, "RETRY_DELAYS_S", [0.0])
-    return lambda teacher=rewritten, rag=retrieved: Site(
-        tmp_path, profile_of, database, serve(teacher), serve(rag)
-    )
+
+    def make(teacher: Script = rewritten, rag: Script = retrieved) -> Site:
+        return Site(tmp_path, profile_of, database, serve(teacher), serve(rag))
+
+    return make
 
 
 def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
@@ -156,10 +161,8 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: SiteOf):
 def test_a_ledger_whose_server_restarts_is_opened_again(
     site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
 ):
-    site, problems = (
-        site_of(),
-        [LedgerError("ledger: the database system is starting up", unreachable=True)],
-    )
+    site = site_of()
+    problems = [LedgerError("ledger: the database system is starting up", unreachable=True)]
 
     def open_ledger(url: str) -> Ledger:
         if problems:
@@ -185,9 +188,8 @@ def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_furth
             faults.remove(said)
             return 503, {}
         profile = "高血压" if said == "虾青素3。" else "孕妇"
-        return 200, completion(
-            json.dumps({"profile": profile, "history": f"问过{said}"}, ensure_ascii=False)
-        )
+        extracted = {"profile": profile, "history": f"问过{said}"}
+        return 200, completion(json.dumps(extracted, ensure_ascii=False))
 
     site = site_of(teacher)
     lines = "".join(f"咋吃,用户：孕妇，问过虾青素{n}。\n" for n in range(ROWS))
@@ -199,27 +201,24 @@ def test_dialogues_are_read_once_and_a_row_whose_extraction_failed_goes_no_furth
     )
 
     def distill(run: Run) -> StageResult:
-        read = with_extracted(run, site.services, ingest_workbook(run, site.workbook))
-        assert [each.stage for each in read] == ["ingest", "extract"]
-        return distill_rows(run, site.services, read[-1])
+        stages = with_extracted(run, site.services, ingest_workbook(run, site.workbook))
+        assert [result.stage for result in stages] == ["ingest", "extract"]
+        return distill_rows(run, site.services, stages[-1])
 
     result = site.run(distill, dialogues)
-    first, failed, repeated = (list(read_jsonl(result.path("rows"), Row))[n] for n in (0, 3, 5))
+    rows = list(read_jsonl(result.path("rows"), Row))
+    first = rows[0]
+    failed = rows[3]
+    repeated = rows[5]
     assert (first.profile, first.history, first.inputs) == ("孕妇", "问过虾青素0。", {})
-    assert (failed.reason, failed.profile, failed.history, failed.answer) == (
-        "not_in_dialogue",
-        "",
-        "",
-        None,
-    )
-    assert (repeated.status, failed.inputs) == ("ok", {})
+    assert (failed.reason, failed.answer) == ("not_in_dialogue", None)
+    assert (failed.profile, failed.history, failed.inputs) == ("", "", {})
+    assert repeated.status == "ok"
     folder = dialogues.paths.runs / result.run_id
     assert StageResult.read(folder / "extract" / MANIFEST).dropped == {"not_in_dialogue": 1}
-    ids = [
-        [row.id for row in read_jsonl(folder / each / "rows.jsonl", Row)]
-        for each in ("ingest", "distill")
-    ]
-    assert ids[0] == ids[1] and len(set(ids[0])) == ROWS
+    ingested_ids = [row.id for row in read_jsonl(folder / "ingest" / "rows.jsonl", Row)]
+    assert [row.id for row in rows] == ingested_ids
+    assert len(set(ingested_ids)) == ROWS
     assert len(site.teacher.bodies) == ROWS + 1 + ROWS - 1
     site.run(distill, changed(dialogues, extract={"batch_rows": 7}, distill={"batch_rows": 7}))
     assert len(site.teacher.bodies) == 2 * ROWS
@@ -243,17 +242,23 @@ def test_an_evaluation_repeats_the_calls_that_failed_and_no_others(site_of: Site
 
 
 def test_a_repeat_asks_only_for_what_was_lost_and_can_lose_no_more(site_of: SiteOf):
-    attempts, cached = 0, list[int]()
+    attempts = 0
+    cached: list[int] = []
 
     def teacher(body: dict[str, Any]) -> Any:
-        return (200, completion("")) if asked(body) == "虾青素0咋吃" else rewritten(body)
+        if asked(body) == "虾青素0咋吃":
+            return 200, completion("")
+        return rewritten(body)
 
     def rag(body: dict[str, Any]) -> Any:
-        return (503, {}) if body["query"] == "虾青素4咋吃" or attempts > 1 else retrieved(body)
+        if body["query"] == "虾青素4咋吃" or attempts > 1:
+            return 503, {}
+        return retrieved(body)
 
     site = site_of(teacher, rag)
     rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source="test") for n in range(5)]
-    recipe, arms = get_recipe(site.profile.recipe), {"original": original_rows(rows)}
+    recipe = get_recipe(site.profile.recipe)
+    arms = {"original": original_rows(rows)}
 
     async def ask(run: Run) -> list[list[ArmRow]]:
         async with open_clients(run, site.services, ["teacher", "rag"]) as clients:
@@ -265,19 +270,17 @@ def test_a_repeat_asks_only_for_what_was_lost_and_can_lose_no_more(site_of: Site
                 graded = await grade_arms(arms, rows, recipe.grader, clients, site.profile)
                 return [taught, *graded.arms.values()]
 
-            done = await batches.ask_again("ask", work, clients, retries=2)
+            answers = await batches.ask_again("ask", work, clients, retries=2)
             cached.append(clients.call_counts()["teacher"]["cached"])
-            return done
+            return answers
 
     with open_run(site.profile, "evaluate") as run:
-        taught, found = asyncio.run(flow(ask, validate_parameters=False)(run))  # type: ignore[arg-type]
+        taught, graded = asyncio.run(flow(ask, validate_parameters=False)(run))  # type: ignore[arg-type]
     assert [entry.reason for entry in taught] == ["empty_answer", None, None, None, None]
-    assert [entry.reason for entry in found] == [None, None, None, None, "rag_unavailable"]
-    assert (attempts, cached, len(site.teacher.bodies)) == (
-        3,
-        [0],
-        5 + 1,
-    )  # a blank is asked for twice, and no more
+    assert [entry.reason for entry in graded] == [None, None, None, None, "rag_unavailable"]
+    assert attempts == 3
+    assert cached == [0]
+    assert len(site.teacher.bodies) == 5 + 1, "a blank is asked for twice, and no more"
 
 
 def test_calls_of_a_stage_are_traced_at_its_run_once_and_without_the_key(
@@ -291,20 +294,26 @@ def test_calls_of_a_stage_are_traced_at_its_run_once_and_without_the_key(
     copying = changed(copying, teacher={"api_key_env": "A_KEY"}, rag={"api_key_env": "A_KEY"})
 
     def traces(result: StageResult) -> list[Any]:
-        run = Started.read(result.path("rows").parent).mlflow_run_id  # type: ignore[union-attr]
+        started = Started.read(result.path("rows").parent)
+        assert started is not None
+        run = started.mlflow_run_id
         places = [client.get_run(run).info.experiment_id]
-        return [each.data.spans[0] for each in client.search_traces(locations=places, run_id=run)]
+        found_traces = client.search_traces(locations=places, run_id=run)
+        return [trace.data.spans[0] for trace in found_traces]
 
     client = open_client(copying.tracking_uri)
-    distilled, validated = site.run(site.distill, copying), site.run(site.validate, copying)
-    tries = traces(distilled)
-    assert Counter(each.attributes["status"] for each in tries) == {"http_503": 10, "ok": 10}
-    assert {each.attributes["attempt"] for each in tries if each.outputs} == {2}
-    for each in tries:
-        assert each.outputs in (None, asked(each.inputs).replace("咋吃", " 服用方法"))
-    found = traces(validated)
-    assert {each.outputs[0]["id"] for each in found} == {"g"}
-    assert (len(found), {each.name for each in found}) == (20, {"rag"})
+    distilled = site.run(site.distill, copying)
+    validated = site.run(site.validate, copying)
+    teacher_calls = traces(distilled)
+    statuses = Counter(call.attributes["status"] for call in teacher_calls)
+    assert statuses == {"http_503": 10, "ok": 10}
+    assert {call.attributes["attempt"] for call in teacher_calls if call.outputs} == {2}
+    for call in teacher_calls:
+        assert call.outputs in (None, asked(call.inputs).replace("咋吃", " 服用方法"))
+    rag_calls = traces(validated)
+    assert {call.outputs[0]["id"] for call in rag_calls} == {"g"}
+    assert {call.name for call in rag_calls} == {"rag"}
+    assert len(rag_calls) == 20
     again = site.run(site.distill, changed(copying, distill={"batch_rows": 5}))
     assert again.run_id == distilled.run_id or traces(again) == []
     assert b"sk-secret" not in Path(copying.tracking_uri.removeprefix("sqlite:///")).read_bytes()
@@ -315,15 +324,14 @@ def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: Sit
     first = site.run(site.distill)
     assert site.run(site.distill).key == first.key
     assert len(site.teacher.bodies) == ROWS
-    other = site.profile.model_copy(
-        update={"tenant": site.profile.tenant.model_copy(update={"domain": "药品"})}
-    )
-    assert site.run(site.distill, other).key != first.key
+    in_other_domain = changed(site.profile, tenant={"domain": "药品"})
+    assert site.run(site.distill, in_other_domain).key != first.key
     assert len(site.teacher.bodies) == 2 * ROWS
 
 
 def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: SiteOf):
-    down, paid = True, []
+    down = True
+    paid = []
 
     def teacher(body: dict[str, Any]) -> Any:
         question = asked(body)
@@ -366,42 +374,44 @@ def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: SiteOf):
     rows = list(read_jsonl(result.path("rows"), Row))
     paid = len(site.teacher.bodies)
     assert 10 <= paid <= 12
-    assert (result.rows_out, sum(row.reason == "over_budget" for row in rows)) == (
-        paid,
-        ROWS - paid,
-    )
-    again = site.run(
-        site.distill, changed(site.profile, budget=budget)
-    )  # the next night has a budget of its own
+    assert result.rows_out == paid
+    assert sum(row.reason == "over_budget" for row in rows) == ROWS - paid
+    # The next night has a budget of its own.
+    again = site.run(site.distill, changed(site.profile, budget=budget))
     assert again.rows_out > paid
 
 
 def test_scores_that_the_budget_left_out_are_asked_for_by_a_later_run(site_of: SiteOf):
-    site = site_of(
-        lambda body: (200, completion('{"score": 4}')) if "评审" in str(body) else rewritten(body)
-    )
+    def models(body: dict[str, Any]) -> Any:
+        if "评审" in str(body):
+            return 200, completion('{"score": 4}')
+        return rewritten(body)
+
+    def validate(run: Run) -> StageResult:
+        return site.validate(run.model_copy(update={"knowledge_base_sha256": "kb"}))
+
+    site = site_of(models)
     judging = changed(site.profile, validation={"judge_baseline": True}, judge={"concurrency": 2})
     site.run(site.distill, judging)
     for per_run_usd, is_enough in ((10 * COST_USD, False), (100.0, True)):
         budgeted = changed(judging, budget={"per_run_usd": per_run_usd, "when_spent": "go_on"})
-        result = site.run(
-            lambda run: site.validate(run.model_copy(update={"knowledge_base_sha256": "kb"})),
-            budgeted,
-        )
+        result = site.run(validate, budgeted)
         judged = sum(row.judge_score is not None for row in read_jsonl(result.path("rows"), Row))
-        assert (result.rows_out, judged + result.try_again, judged == ROWS) == (
-            ROWS,
-            ROWS,
-            is_enough,
-        )
+        assert result.rows_out == ROWS
+        assert judged + result.try_again == ROWS
+        assert (judged == ROWS) is is_enough
 
 
 @pytest.mark.parametrize("reply", [(500, {}), (200, completion(" "))], ids=["outage", "blank"])
 def test_a_row_without_an_answer_is_asked_again_in_the_next_run(site_of: SiteOf, reply: Any):
     is_lost = True
-    site = site_of(
-        lambda body: reply if is_lost and "虾青素7咋吃" in str(body) else rewritten(body)
-    )
+
+    def teacher(body: dict[str, Any]) -> Any:
+        if is_lost and "虾青素7咋吃" in str(body):
+            return reply
+        return rewritten(body)
+
+    site = site_of(teacher)
     first = site.run(site.distill)
     assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
     assert len(site.teacher.bodies) == ROWS - 1 + 2
@@ -417,9 +427,8 @@ def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):
     with running_app(app_with_batches(SimulatedBatchStore())) as address:
         url = f"{address}/v1"
         teacher = {"base_url": url, "model": "simulated-rewriter"}
-        profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(
-            update={"prices": prices}
-        )
+        profile = changed(site.profile, distill=settings, teacher=teacher)
+        profile = profile.model_copy(update={"prices": prices})
         site.services = partial(Addresses, url, url, site.rag.url)
         result = site.run(site.distill, profile)
     with site_ledger(profile) as ledger:
@@ -430,10 +439,8 @@ def test_a_batch_api_answers_at_half_the_price(site_of: SiteOf):
 
 
 def test_prefect_keeps_no_text_of_a_row(caplog: pytest.LogCaptureFixture):
-    bug, dead = (
-        ValueError("虾青素咋吃"),
-        EngineError("sft ended with status 1; full log: sft.log", "铁剂咋吃"),
-    )
+    bug = ValueError("虾青素咋吃")
+    dead = EngineError("sft ended with status 1; full log: sft.log", "铁剂咋吃")
 
     def work() -> None:
         tried = {"retries": 1, "retry_delay_seconds": 0, "retry_condition_fn": lambda *_: True}
@@ -441,18 +448,23 @@ def test_prefect_keeps_no_text_of_a_row(caplog: pytest.LogCaptureFixture):
         stage.stage_task("rl")(raising(bug)).with_options(**tried)()
 
     failed = flow(work)(return_state=True).result(raise_on_failure=False)
-    assert failed.__cause__ is bug and str(bug) in caplog.text, "the terminal shows all of it"
+    assert failed.__cause__ is bug
+    assert str(bug) in caplog.text, "the terminal shows all of it"
     send_what_is_queued()
     with get_client(sync_client=True) as client:
 
-        def kept(what: str) -> str:
-            return client.request("POST", cast(Any, f"/{what}/filter"), json={}).text
+        def records(kind: str) -> str:
+            return client.request("POST", cast(Any, f"/{kind}/filter"), json={}).text
 
-        wait_until(
-            "the events of flow run and task run", lambda: kept("events").count(str(failed)) > 1
-        )
-        told = "".join(kept(what) for what in ("flow_runs", "task_runs", "logs", "events"))
-    assert str(dead) in told and not any(text in told for text in (str(bug), dead.said))
+        def has_both_events() -> bool:
+            return records("events").count(str(failed)) > 1
+
+        wait_until("the events of flow run and task run", has_both_events)
+        kinds = ("flow_runs", "task_runs", "logs", "events")
+        texts = "".join(records(kind) for kind in kinds)
+    assert str(dead) in texts
+    assert str(bug) not in texts
+    assert dead.said not in texts
 
 
 def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: SiteOf):
@@ -474,7 +486,9 @@ def test_a_rival_that_refuses_half_is_found_out(
     workbook = write_workbook(tmp_path, 60)
     with workbook.open("a", encoding="utf-8") as stream:
         stream.writelines(f"虾青素软胶囊早上空腹吃好还是晚上饭后吃好啊{n}\n" for n in range(20))
-    main, rival, rag = serve(rewritten), serve(refusing_half), serve(retrieved)
+    main = serve(rewritten)
+    rival = serve(refusing_half)
+    rag = serve(retrieved)
     judge = serve(lambda _: (200, completion('{"score": 4, "reason": "ok"}')))
     half_price = {name: value / 2 for name, value in PRICE.items()}
     profile = profile_of(
@@ -490,33 +504,40 @@ def test_a_rival_that_refuses_half_is_found_out(
 
     def stages_of(run: Run) -> list[StageResult]:
         sample = draw_questions(run, ingest_workbook(run, workbook))
-        stages, validated = [sample], {}
-        for each in teachers_of(run, services):
-            distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
-            validated[each.arm] = validate_rows(
-                each.run, each.services, distilled, each.stage("validate")
+        stages = [sample]
+        validated = {}
+        for teacher in teachers_of(run, services):
+            distilled = distill_rows(
+                teacher.run, teacher.services, sample, teacher.stage("distill")
             )
-            stages += [distilled, validated[each.arm]]
+            validated[teacher.arm] = validate_rows(
+                teacher.run, teacher.services, distilled, teacher.stage("validate")
+            )
+            stages += [distilled, validated[teacher.arm]]
         return [*stages, compare_teachers(run, services, validated)]
 
     def report() -> Report:
         with open_run(profile, "compare", fresh=True) as run:
-            done = flow(stages_of, validate_parameters=False)(run)
+            stages = flow(stages_of, validate_parameters=False)(run)
             finish_run(run)
-            return build_report(run, done)  # type: ignore[arg-type]
+            return build_report(run, stages)  # type: ignore[arg-type]
 
     first = report()
     assert (len(main.bodies), len(rival.bodies)) == (DRAWN, DRAWN)
-    shy, big = first.arms["Rival_1.0"], first.arms["teacher"]
+    shy = first.arms["Rival_1.0"]
+    big = first.arms["teacher"]
     answered = DRAWN - shy.failed
-    assert 0 < answered < DRAWN and big.failed == 0
+    assert 0 < answered < DRAWN
+    assert big.failed == 0
     # Half the price a call, and every refusal is paid for.
-    assert shy.cost_per_1000_usd == pytest.approx(
-        (big.cost_per_1000_usd or 0) / 2 * DRAWN / answered
-    )
-    assert first.purchase and "in share of questions answered" in first.purchase.reading.render()
-    assert all(each.groups < each.n for each in first.comparisons), "near-duplicates are one group"
-    assert any("(teacher_refused" in note.render() for note in first.purchase.notes)
+    cost = (big.cost_per_1000_usd or 0) / 2 * DRAWN / answered
+    assert shy.cost_per_1000_usd == pytest.approx(cost)
+    assert first.purchase is not None
+    assert "in share of questions answered" in first.purchase.reading.render()
+    for comparison in first.comparisons:
+        assert comparison.groups < comparison.n, "near-duplicates are one group"
+    notes = " ".join(note.render() for note in first.purchase.notes)
+    assert "(teacher_refused" in notes
     # Every stage anew: the ledger has all answers, the refusals among them.
     second = report()
     assert (len(main.bodies), len(rival.bodies)) == (DRAWN, DRAWN)

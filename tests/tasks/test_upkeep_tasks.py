@@ -1,4 +1,4 @@
-"""canary-check and clean-up: what they show, and when they fail."""
+"""The tasks of canary-check and clean-up: the tables that they show, and their failures."""
 
 import logging
 from collections.abc import Callable
@@ -20,14 +20,14 @@ SHOWN = dict[str, dict[str, str]]
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> SHOWN:
     """Artifacts by key."""
-    found: SHOWN = {}
-    monkeypatch.setattr(
-        upkeep,
-        "create_markdown_artifact",
-        lambda text, key, description: found.update({key: {description: text}}),
-    )
+    artifacts: SHOWN = {}
+
+    def show(text: str, key: str, description: str) -> None:
+        artifacts[key] = {description: text}
+
+    monkeypatch.setattr(upkeep, "create_markdown_artifact", show)
     monkeypatch.setattr(upkeep, "get_run_logger", lambda: logging.getLogger("flow"))
-    return found
+    return artifacts
 
 
 @pytest.fixture
@@ -39,39 +39,35 @@ def test_a_dead_site_is_shown_and_fails(
     shown: SHOWN, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     aliases: dict[str, str] = {}
-    monkeypatch.setattr(upkeep, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
+    registry = SimpleNamespace(aliases=lambda: aliases)
+    monkeypatch.setattr(upkeep, "registry_of", lambda _: registry)
     check_canary.fn("embedded", overrides, "")
-    assert (
-        "| Router | `http://127.0.0.1:9` |"
-        in shown["serving-embedded"]["What is served, and the canary"]
-    )
+    table = shown["serving-embedded"]["What is served, and the canary"]
+    assert "| Router | `http://127.0.0.1:9` |" in table
     aliases["champion"] = "4"
     with pytest.raises(
         StageError,
         match=r"^version 4 is the champion, but no router answers at http://127.0.0.1:9;",
     ):
         check_canary.fn("embedded", overrides, "http://127.0.0.1:9/")
-    assert (
-        "**version 4 is the champion" in shown["serving-embedded"]["What is served, and the canary"]
-    )
+    table = shown["serving-embedded"]["What is served, and the canary"]
+    assert "**version 4 is the champion" in table
 
 
 @pytest.fixture
 def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def clean_up(profile: Any, *, dry_run: bool, say: Callable[[str], object]) -> CleanUp:
-        asked.append(
+        calls.append(
             {"profile": profile.name, "days": profile.retention.run_days, "dry_run": dry_run}
         )
-        removed, notes = (
-            [RetentionDecision("run", "r1", "old", 2_000_000)],
-            [] if dry_run else ["MLflow is away"],
-        )
+        removed = [RetentionDecision("run", "r1", "old", 2_000_000)]
+        notes = [] if dry_run else ["MLflow is away"]
         return CleanUp(profile, dry_run, say, datetime.now(UTC), removed=removed, notes=notes)
 
     monkeypatch.setattr(upkeep, "clean_up", clean_up)
-    return asked
+    return calls
 
 
 def test_a_dry_run_shows_what_would_go_problems_fail(
@@ -80,6 +76,7 @@ def test_a_dry_run_shows_what_would_go_problems_fail(
     remove_unneeded.fn("embedded", [*overrides, "retention.run_days=3"], dry_run=True)
     assert cleaner == [{"profile": "embedded", "days": 3, "dry_run": True}]
     ((sentence, text),) = shown["clean-up-embedded"].items()
-    assert sentence.startswith("embedded: would remove 1 run; ") and "| r1 |" in text
+    assert sentence.startswith("embedded: would remove 1 run; ")
+    assert "| r1 |" in text
     with pytest.raises(StageError, match="not all could be cleaned up: MLflow is away"):
         remove_unneeded.fn("embedded", overrides, dry_run=False)

@@ -35,7 +35,7 @@ from qinglan.evaluation.teacher_comparison import (
 )
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.keys import scoring_key
+from qinglan.recipes.keys import grading_key
 from qinglan.registry import champion_of
 from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import (
@@ -147,10 +147,8 @@ def evaluate_arms(
         "teachers_on_cases": [rival.arm for rival in rivals if rival.arm in profile.gate.rivals],
         "red_team": hash_of([case.model_dump(mode="json") for case in cases]),
         "loads": {name: load.model_dump(mode="json") for name, load in loads.items()},
-        **scoring_key(profile),
+        **grading_key(run),
     }
-    if "rag" in get_recipe(profile.recipe).grader.services:
-        depends_on["knowledge_base"] = run.knowledge_base_key
     return perform(run, "evaluate", depends_on, work)
 
 

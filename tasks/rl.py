@@ -193,7 +193,7 @@ def _reward_service(
     grader = get_recipe(profile.recipe).grader
     addresses = services()
     settings: dict[str, Any] = {}
-    if "rag" in grader.services:
+    if grader.asks_rag:
         settings["rag"] = profile.rag
         settings["rag_url"] = addresses.rag_url
         settings["retrieval_scope"] = run.retrieval_scope
@@ -203,7 +203,7 @@ def _reward_service(
         settings["judge_price"] = served.judge.settings.price
         settings["judge_key_salt"] = served.judge.key_salt
         settings["judge_recipe"] = served.judge.released.recipe
-    elif "judge" in grader.services:
+    elif grader.asks_judge:
         settings["judge"] = profile.judge
         settings["judge_url"] = addresses.judge_url
         settings["judge_price"] = profile.prices[profile.judge.model]

@@ -9,7 +9,7 @@ from qinglan.config import Profile
 from qinglan.grading.grader import Grader
 from qinglan.grading.validation import validate
 from qinglan.recipes import get_recipe
-from qinglan.recipes.keys import scoring_key
+from qinglan.recipes.keys import grading_key
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
@@ -60,11 +60,9 @@ def validate_rows(
 
     depends_on: dict[str, Any] = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
-        **scoring_key(profile),
+        **grading_key(run),
         "judge_baseline": profile.validation.judge_baseline,
     }
-    if "rag" in roles:
-        depends_on["knowledge_base"] = run.knowledge_base_key
     return perform(run, name, depends_on, work)
 
 

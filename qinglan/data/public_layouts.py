@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from qinglan.data.sheets import MAX_CELL_CHARS
 from qinglan.data.sources.files import read_objects
-from qinglan.data.workbook_writer import MAX_CELL_CHARS, write_questions
+from qinglan.data.workbook_writer import write_questions
 from qinglan.errors import WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.passage_judge import RIGHT, WRONG

@@ -22,23 +22,18 @@ Arms = Mapping[ArmName, Sequence[ArmRow]]
 def baseline_arms(
     rows: Sequence[Row], grader: Grader, profile: Profile, *, retrieve_again: bool = False
 ) -> dict[ArmName, list[ArmRow]]:
-    """The arms that need no model of ours, as validation found them.
-
-    The question is an arm where it can be retrieved with. Answers that rows bring are no arm: the
-    teacher is one only where all answers are the teacher's.
+    """The arms that need no model of ours, as validation found them; the grader says which.
 
     Args:
         retrieve_again: leave out what a live service returned at validation, so that it is asked
             for all arms at one time.
     """
     arms: dict[ArmName, list[ArmRow]] = {}
-    if grader.retrieves:
+    if grader.question_is_arm:
         arms[ORIGINAL] = original_rows(rows)
-    answered_rows = [row for row in rows if row.answer]
-    is_asked_for_all = all(row.answer_request for row in answered_rows)
-    if grader.retrieves or (answered_rows and is_asked_for_all):
+    if grader.teacher_is_arm(rows):
         arms[TEACHER] = teacher_rows(rows)
-    if retrieve_again and grader.retrieves and profile.rag.url != EMBEDDED:
+    if retrieve_again and profile.rag.url != EMBEDDED:
         for name, arm in arms.items():
             arms[name] = [entry.with_retrieved(None) for entry in arm]
     return arms

@@ -1,9 +1,8 @@
 """The contents of an evaluation, worked out from finished arms.
 
-These are figures, paired comparisons, slices and examples. A recipe declares its metrics
-(`Grader.metrics`) and computes them (`Grader.metric_values`), all but `quality`, which is the
-judge's score. A row has no value where nothing was retrieved or graded, where it has no label, or
-no judgement.
+These are figures, paired comparisons, slices and examples. A recipe's grader declares the metrics
+and computes them (`Grader.values_of`). A row has no value where nothing was retrieved or graded,
+where it has no label, or no judgement.
 """
 
 from collections import defaultdict
@@ -16,7 +15,7 @@ from qinglan.config import Evaluate
 from qinglan.evaluation import models
 from qinglan.evaluation.arms import Arms, by_question, panel_consistency
 from qinglan.evaluation.reasons import Reason
-from qinglan.recipes import QUALITY, Metric, Recipe, identifying
+from qinglan.recipes import Metric, Recipe, identifying
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, documents_of, groups_of, normalise
 from qinglan.statistics import (
     ArmScores,
@@ -58,22 +57,13 @@ _SHOWN_PASSAGES = 3
 def scores_of(arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> Scores:
     """An arm's value on each of the recipe's metrics; None where a row has none."""
     by_id = {row.id: row for row in rows}
-    values = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
+    grader = recipe.grader
+    values = {entry.row_id: grader.values_of(entry, by_id[entry.row_id]) for entry in arm}
     scores: dict[str, dict[str, float | None]] = {}
-    for metric in recipe.grader.metrics:
+    for metric in grader.metrics:
         # A row without a value stays, so that comparisons count it as left out.
         scores[metric.name] = {row_id: values[row_id].get(metric.name) for row_id in values}
     return scores
-
-
-def values_of(entry: ArmRow, row: Row, recipe: Recipe) -> dict[str, float]:
-    """One text's values by metric."""
-    if not entry.measured:
-        return {}
-    values = recipe.grader.metric_values(entry, row)
-    if entry.judge_score is None:
-        return values
-    return {**values, QUALITY: entry.judge_score}
 
 
 def summarise(
@@ -339,8 +329,10 @@ def _example(row: Row, entries: Mapping[ArmName, ArmRow], recipe: Recipe) -> mod
             inputs[further_input.column] = row.inputs[further_input.name]
     example_arms = {}
     for name, entry in entries.items():
-        # A rewrite shows its worth in what it retrieved.
-        values = {} if recipe.grader.retrieves else values_of(entry, row, recipe)
+        values: dict[str, float] = {}
+        # A text that was retrieved with shows its worth in the passages.
+        if entry.retrieved is None:
+            values = recipe.grader.values_of(entry, row)
         example_arms[name] = models.ExampleArm(
             text=entry.text,
             reason=entry.reason,
@@ -399,6 +391,7 @@ def shared_between(
         overlap("questions_with_context", with_context),
         overlap("bare_questions", lambda row: [normalise(row.query)]),
     ]
+    # Where nothing is retrieved, a document that both name gives nothing away.
     if recipe.grader.retrieves:
         shared.append(overlap("gold_documents", lambda row: documents_of(row.gold_id)))
     return shared

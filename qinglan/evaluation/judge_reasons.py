@@ -74,7 +74,7 @@ def proposed_rules(groups: list[ReasonGroup]) -> str:
 
 def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
     """Cases for `evaluate.red_team`: the questions with the lowest scores of each group."""
-    recipe = get_recipe(profile.recipe)
+    grader = get_recipe(profile.recipe).grader
     cases = []
     for group in groups:
         for row in group.rows[:_CASES_PER_GROUP]:
@@ -85,7 +85,7 @@ def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
                 kind="regression",
                 **row.model_dump(include=ASKED),
                 must_pass=False,
-                checks=Checks(gold_in_top3=row.gold_id if recipe.grader.retrieves else None),
+                checks=Checks(gold_in_top3=grader.gold_of(row)),
             )
             cases.append(case)
     return cases

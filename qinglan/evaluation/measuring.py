@@ -17,7 +17,7 @@ from qinglan.evaluation.arms import ORIGINAL, Arms, by_question, is_empty
 from qinglan.grading.failures import EMPTY_ANSWER, LOWEST_JUDGE_SCORE, require_few_failures
 from qinglan.grading.grade import QUESTION_ITSELF, Grade
 from qinglan.grading.grader import Grader
-from qinglan.grading.panel import PanelScores
+from qinglan.grading.panel import Panel, PanelScores
 from qinglan.rows import ArmName, ArmRow, Row
 
 # Questions that are begun together: enough to keep the services busy, and no more in memory than
@@ -51,7 +51,7 @@ async def measure(
     graded = await grade_arms(arms, rows, grader, clients, profile)
     if grader.panel is None:
         return graded
-    return await judge_by_panel(graded.arms, rows, grader, clients, profile)
+    return await judge_by_panel(graded.arms, rows, grader.panel, clients, profile)
 
 
 async def grade_arms(
@@ -92,11 +92,9 @@ async def grade_arms(
 
 
 async def judge_by_panel(
-    arms: Arms, rows: Sequence[Row], grader: Grader, clients: Clients, profile: Profile
+    arms: Arms, rows: Sequence[Row], panel: Panel, clients: Clients, profile: Profile
 ) -> Measured:
     """The arms with the panel's scores in the place of earlier ones."""
-    assert grader.panel is not None, "only graders with a panel get here"
-    panel = grader.panel
     entries_by_row = by_question(arms)
 
     async def judge(row: Row) -> PanelScores | str:
@@ -162,8 +160,9 @@ async def _grades_of(
         text = _text_of(name, entry)
         if _has_text(entry) and text not in grades and text not in texts:
             texts.append(text)
-    asks_judge = "judge" in grader.services and grader.panel is None
-    grades.update(await grader.grade(row, texts, clients, profile.tenant, judge=asks_judge))
+    # A panel reads all arms' texts of the question together, once they are graded.
+    is_judged_now = grader.panel is None
+    grades.update(await grader.grade(row, texts, clients, profile.tenant, judge=is_judged_now))
     return grades
 
 

@@ -186,9 +186,7 @@ def _labels(profile: Profile) -> dict[ArmName, str]:
 def _rival_results(profile: Profile, evaluation: Evaluation, main: str) -> list[RivalResult]:
     """The rivals that share values with the main teacher, in the order of the profile."""
     # A teacher is paid for rewrites, or for answers.
-    terms = TEXTS[
-        "terms_of_retrieval" if get_recipe(profile.recipe).grader.retrieves else "terms_of_answers"
-    ]
+    terms = TEXTS[get_recipe(profile.recipe).grader.wording.report_terms]
     results = []
     for arm in profile.compare.teachers:
         by_metric = {}

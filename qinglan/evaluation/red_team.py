@@ -27,19 +27,14 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.grading.grade import Grade
-from qinglan.grading.leftovers import is_boilerplate
+from qinglan.grading.grader import Grader
+from qinglan.grading.leftovers import is_boilerplate, is_degenerate
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import HINTS, ArmName, ArmRow, Retrieved, Row, normalise
 from qinglan.runs.schema_version import first_flaw
 from qinglan.statistics import ArmScores, Comparison, compare
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
-OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
-"""Checks that hold of every good query, and are on unless a case turns them off. An answer may be
-long."""
-OF_QUALITY = {"not_repetitive", "max_chars"}
-"""Checks of a query's quality, off in cases that must pass: those guard people, whom a poor query
-does not harm."""
 REGRESSION = "regression"
 """The kind of the cases that come from a workbook's rows."""
 _SETTING = "evaluate.red_team"
@@ -61,10 +56,7 @@ Word = Annotated[str, AfterValidator(_says_something)]
 
 
 class Checks(BaseModel, frozen=True, extra="forbid"):
-    """Demands on a text.
-
-    A recipe that retrieves with its texts turns `OF_EVERY_REWRITE` on.
-    """
+    """Demands on a text; those that a case does not set itself are as its recipe's grader says."""
 
     non_empty: bool = True
     not_repetitive: bool = False
@@ -372,37 +364,24 @@ def _flaws_of_retrieval(checks: Checks, retrieved: Retrieved) -> Iterator[Reason
             yield reason("document_too_low", document=gold_id, place=rank, demand=demand)
 
 
-def is_degenerate(text: str) -> bool:
-    """Tell whether a text goes round in circles, as a collapsed policy's does.
-
-    A word that comes twice is no sign of it.
-    """
-    words = text.split()
-    joined = "".join(words)
-    repeats_word = max(Counter(words).values(), default=0) >= 3
-    is_one_character = len(joined) > 5 and max(Counter(joined).values()) * 2 > len(joined)
-    # Digits may repeat, as in a long number.
-    repeats_piece = re.search(r"(\D{2,}?)\1\1", joined) is not None
-    return repeats_word or is_one_character or repeats_piece
-
-
 def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     """The user's cases: JSON lines, or a workbook where the recipe retrieves."""
     if not path.exists():
         raise ConfigError(
             f"{_SETTING}: {path}: no such file; correct the path or remove the setting"
         )
+    is_workbook = path.suffix.lower() != ".jsonl"
+    if is_workbook and not recipe.grader.retrieves:
+        raise ConfigError(
+            f"{_SETTING}: {path}: a workbook's rows say which document must come first, "
+            f"and recipe `{recipe.NAME}` retrieves nothing; write the cases as .jsonl"
+        )
     try:
-        if path.suffix.lower() == ".jsonl":
-            return _read_cases(path, recipe)
-        if recipe.grader.retrieves:
+        if is_workbook:
             return list(_read_regressions(path, profile, recipe))
+        return _read_cases(path, recipe)
     except (WorkbookError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_SETTING}: {error}") from error
-    raise ConfigError(
-        f"{_SETTING}: {path}: a workbook's rows say which document must come first, "
-        f"and recipe `{recipe.NAME}` retrieves nothing; write the cases as .jsonl"
-    )
 
 
 def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
@@ -421,9 +400,7 @@ def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
                 f"{where}: the id {case.id!r} stands in an earlier line as well; "
                 "give each case its own"
             )
-        if recipe.grader.retrieves:
-            case = _with_checks_of_rewrites(case)
-        cases[case.id] = case
+        cases[case.id] = _with_default_checks(case, recipe.grader)
     if not cases:
         raise ConfigError(f"{_SETTING}: {path}: holds no case; write one JSON object a line")
     return list(cases.values())
@@ -437,12 +414,11 @@ def _parse_case(line: str, where: str) -> Case:
         raise ConfigError(f"{where}: {first_flaw(error)}; {hint}") from error
 
 
-def _with_checks_of_rewrites(case: Case) -> Case:
-    """The case with the checks of every rewrite that it doesn't set itself."""
-    left_out = set(case.checks.model_fields_set)
-    if case.must_pass:
-        left_out |= OF_QUALITY
-    added = {name: value for name, value in OF_EVERY_REWRITE.items() if name not in left_out}
+def _with_default_checks(case: Case, grader: Grader) -> Case:
+    """The case with the checks that are on by default and that it doesn't set itself."""
+    defaults = grader.default_checks(must_pass=case.must_pass)
+    own_checks = case.checks.model_fields_set
+    added = {name: value for name, value in defaults.items() if name not in own_checks}
     return case.with_checks(case.checks.model_copy(update=added))
 
 
@@ -480,6 +456,7 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
     data = profile.data.model_copy(
         update={"sql": None, "sheet": None, "limit": None, "columns": columns}
     )
+    default_checks = recipe.grader.default_checks(must_pass=False)
     for row in read_rows(path, data, profile.tenant, inputs=recipe.INPUTS):
         where = f"{_SETTING}: {row.source}"
         if row.status == "failed":
@@ -497,5 +474,5 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> Iterator[
             kind=REGRESSION,
             **row.model_dump(include=ASKED),
             must_pass=False,
-            checks=Checks.model_validate({**OF_EVERY_REWRITE, "gold_top1": row.gold_id}),
+            checks=Checks.model_validate({**default_checks, "gold_top1": row.gold_id}),
         )

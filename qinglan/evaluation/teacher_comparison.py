@@ -147,14 +147,14 @@ def arms_of(
     unusable_cost: Mapping[ArmName, Mapping[str, float]],
     recipe: Recipe,
 ) -> dict[ArmName, list[ArmRow]]:
-    """Every teacher, and the original question where it can be retrieved with, over the same rows.
+    """Every teacher, and the original question where it is an arm, over the same rows.
 
     Args:
         answers: by arm, the validated rows, the main teacher's among them.
         unusable_cost: by arm, what `cost_of_unusable` found.
     """
     arms = {}
-    if recipe.grader.retrieves:
+    if recipe.grader.question_is_arm:
         arms[ORIGINAL] = _original_arm(answers)
     for name, rows in answers.items():
         costs = unusable_cost.get(name, {})

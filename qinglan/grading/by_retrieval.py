@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qinglan.clients.openai_protocol import JsonSchema, Message
 from qinglan.config import Profile, Reward, Select, Tenant
-from qinglan.errors import CallError, ConfigError
+from qinglan.errors import CallError, ConfigError, ModelError
 from qinglan.grading.failures import LOWEST_JUDGE_SCORE, LOWEST_REWARD, settle
 from qinglan.grading.grade import (
     QUESTION_ITSELF,
@@ -17,13 +17,15 @@ from qinglan.grading.grade import (
     GradingServices,
     Scores,
 )
-from qinglan.grading.grader import Grader, JudgeUse
+from qinglan.grading.grader import Grader, JudgeCalls, JudgeUse
 from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score
-from qinglan.grading.leftovers import is_leftover, is_refusal
+from qinglan.grading.leftovers import is_boilerplate, is_degenerate, is_leftover, is_refusal
 from qinglan.grading.metrics import Metric, PrimaryMetric
-from qinglan.grading.panel import Panel
+from qinglan.grading.panel import PASSES, Panel
 from qinglan.grading.validation_statistics import RetrievalStatistics
+from qinglan.grading.wording import Wording
 from qinglan.rows import ArmRow, Retrieved, Row, normalise
+from qinglan.text import shown
 
 if TYPE_CHECKING:
     from qinglan.clients.chat import Answer
@@ -39,6 +41,12 @@ RETRIEVAL_METRICS = (
         "quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2
     ),
 )
+OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
+"""Checks that hold of every good query, and are on unless a case turns them off."""
+# Those of them that are off in cases that must pass: such cases guard people, whom a poor query
+# does not harm.
+_OF_QUALITY = {"not_repetitive", "max_chars"}
+_MOST_SERVED_CHARS = 200
 # A row that failed for one of these has a valid teacher baseline: teacher and RAG both answered.
 # Refusals, boilerplate and rewrites that a reviewer rejected or corrected have none: the reward's
 # guard takes its anchors from the baseline.
@@ -91,12 +99,46 @@ class RetrievalGrader(Grader):
     services: tuple[GradingRole, ...] = ("judge", "rag")
 
     retrieves: ClassVar[bool] = True
-    too_few_rows_hint: ClassVar[str] = (
-        "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
+    question_is_arm: ClassVar[bool] = True
+    wording: ClassVar[Wording] = Wording(
+        text_zh="改写",
+        report_terms="terms_of_retrieval",
+        too_few_rows_hint=(
+            "add questions, or see why these rows failed (docs/reference/events-and-metrics.md)"
+        ),
     )
+
+    @property
+    def judge_uses(self) -> tuple[JudgeUse, ...]:
+        return ("text", "texts", "passage") if self.asks_judge else ()
+
+    # Texts
 
     def clean(self, text: str) -> str:
         return " ".join(text.split())
+
+    def require_servable(self, text: str, max_chars: int | None) -> None:
+        if len(text) > (max_chars or _MOST_SERVED_CHARS):
+            raise ModelError(f"the rewrite has {len(text)} characters", "rewrite_too_long")
+        if is_boilerplate(text):
+            raise ModelError("the answer is no rewrite", "boilerplate")
+        if is_degenerate(text):
+            raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
+
+    def read_correction(self, text: str, parse_answer: Callable[[str], str]) -> str:  # noqa: ARG002
+        """The query as the reviewer typed it: only white space is taken off."""
+        return self.clean(text)
+
+    def limit_broken_by(self, correction: str, config: Select) -> str | None:
+        most_chars = config.max_rewrite_chars
+        least_chars = config.min_rewrite_chars
+        if len(correction) > most_chars:
+            return f"has {len(correction)} characters, select.max_rewrite_chars is {most_chars}"
+        if len(normalise(correction)) < least_chars:
+            return (
+                f"{shown(correction, 40)} is shorter than select.min_rewrite_chars, {least_chars}"
+            )
+        return None
 
     # Grading
 
@@ -162,7 +204,19 @@ class RetrievalGrader(Grader):
             failures=failures,
         )
 
-    # Metrics
+    # Arms and their metrics
+
+    def teacher_is_arm(self, rows: Sequence[Row]) -> bool:  # noqa: ARG002
+        return True
+
+    def value_to_compare(self, entry: ArmRow, row: Row) -> float | None:
+        """1/rank of the gold document where the row names one, else the best passage's score."""
+        if entry.retrieved is None:
+            return None
+        if row.gold_id is None:
+            return entry.retrieved.top1_score
+        rank = entry.retrieved.rank(row.gold_id)
+        return 1 / rank if rank else 0.0
 
     def metric_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
         """Metrics of the best gold document's rank, where the row names any.
@@ -190,6 +244,16 @@ class RetrievalGrader(Grader):
     def validation_statistics(self) -> RetrievalStatistics:
         return RetrievalStatistics()
 
+    # The red team
+
+    def default_checks(self, *, must_pass: bool) -> dict[str, bool | int]:
+        if not must_pass:
+            return dict(OF_EVERY_REWRITE)
+        return {name: value for name, value in OF_EVERY_REWRITE.items() if name not in _OF_QUALITY}
+
+    def gold_of(self, row: Row) -> str | None:
+        return row.gold_id
+
     # The judge's prompts
 
     def messages_about(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
@@ -211,6 +275,10 @@ class RetrievalGrader(Grader):
         if use == "passage":
             return self.relevance_messages(row, passage, profile.tenant)
         return self.judge_messages(row, row.query, profile.tenant)
+
+    def evaluation_calls(self, arms: int) -> JudgeCalls:  # noqa: ARG002
+        """The panel reads all arms' texts in one call."""
+        return JudgeCalls("texts", PASSES)
 
     # Selection
 

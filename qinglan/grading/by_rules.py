@@ -8,14 +8,15 @@ from typing import ClassVar
 
 from qinglan.clients.openai_protocol import JsonSchema, Message
 from qinglan.config import Profile, Reward, Select, Tenant
-from qinglan.errors import CallError, ConfigError
+from qinglan.errors import CallError, ConfigError, ModelError
 from qinglan.grading.failures import LOWEST_JUDGE_SCORE, LOWEST_REWARD, settle
 from qinglan.grading.grade import QUESTION_ITSELF, Grade, GradingRole, GradingServices, Scores
-from qinglan.grading.grader import Grader, JudgeUse
+from qinglan.grading.grader import Grader, JudgeCalls, JudgeUse
 from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score
 from qinglan.grading.metrics import JUDGE, QUALITY, Metric, PrimaryMetric
 from qinglan.grading.panel import Panel
 from qinglan.grading.validation_statistics import RuleStatistics
+from qinglan.grading.wording import Wording
 from qinglan.rows import ArmRow, Row
 
 # Figures of a sample or a step that have these names already.
@@ -79,15 +80,35 @@ class RuleGrader(Grader):
     services: tuple[GradingRole, ...] = field(init=False)
     panel: Panel | None = field(init=False, default=None)
     retrieves: ClassVar[bool] = False
-    too_few_rows_hint: ClassVar[str] = (
-        "correct the teacher's prompt or the recipe's rules, or add questions"
+    question_is_arm: ClassVar[bool] = False
+    wording: ClassVar[Wording] = Wording(
+        text_zh="回答",
+        report_terms="terms_of_answers",
+        too_few_rows_hint="correct the teacher's prompt or the recipe's rules, or add questions",
     )
 
     def __post_init__(self) -> None:
         self.services = () if self.judge_messages is None else ("judge",)
 
+    @property
+    def judge_uses(self) -> tuple[JudgeUse, ...]:
+        return ("text",) if self.asks_judge else ()
+
+    # Texts
+
     def clean(self, text: str) -> str:
         return text.strip()
+
+    def require_servable(self, text: str, max_chars: int | None) -> None:
+        if max_chars and len(text) > max_chars:
+            raise ModelError(f"the answer has {len(text)} characters", "answer_too_long")
+
+    def read_correction(self, text: str, parse_answer: Callable[[str], str]) -> str:
+        """The answer that the recipe finds in the text, as it does in a teacher's."""
+        return parse_answer(text)
+
+    def limit_broken_by(self, correction: str, config: Select) -> str | None:  # noqa: ARG002 (limits are for rewrites)
+        return None
 
     # Grading
 
@@ -142,7 +163,20 @@ class RuleGrader(Grader):
                 )
         return parts
 
-    # Metrics
+    # Arms and their metrics
+
+    def teacher_is_arm(self, rows: Sequence[Row]) -> bool:
+        """True where all answers are the teacher's: those that rows bring are no arm."""
+        answered_rows = [row for row in rows if row.answer]
+        return bool(answered_rows) and all(row.answer_request for row in answered_rows)
+
+    def value_to_compare(self, entry: ArmRow, row: Row) -> float | None:
+        """The first of the metrics that the text has."""
+        values = self.values_of(entry, row)
+        for metric in self.metrics:
+            if metric.name in values:
+                return values[metric.name]
+        return None
 
     def metric_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
         return self.text_metrics(row, entry.text or "", entry.parts or {})
@@ -153,6 +187,15 @@ class RuleGrader(Grader):
 
     def validation_statistics(self) -> RuleStatistics:
         return RuleStatistics(self.rule_parts, self.flaw)
+
+    # The red team
+
+    def default_checks(self, *, must_pass: bool) -> dict[str, bool | int]:  # noqa: ARG002
+        """None hold of every answer: it may be long, and it may refuse."""
+        return {}
+
+    def gold_of(self, row: Row) -> str | None:  # noqa: ARG002 (nothing is retrieved)
+        return None
 
     # The judge's prompts
 
@@ -174,6 +217,10 @@ class RuleGrader(Grader):
         longest_answer = "字" * profile.student.max_new_tokens
         return self.messages_about(row, longest_answer, profile.tenant) or []
 
+    def evaluation_calls(self, arms: int) -> JudgeCalls:
+        """The judge reads one text at a time."""
+        return JudgeCalls("text", arms)
+
     # Selection
 
     def drop_reason(self, row: Row, config: Select) -> str | None:  # noqa: ARG002 (limits are for rewrites)
@@ -182,6 +229,11 @@ class RuleGrader(Grader):
     # Reinforcement learning
 
     def check_profile(self, profile: Profile) -> None:
+        if "original" in profile.gate.rivals:
+            raise ConfigError(
+                f"gate.rivals: recipe `{self.recipe}` does not retrieve; "
+                "name another arm than original"
+            )
         config = profile.reward
         weights = self._weights(config)
         for name in config.part_weights:

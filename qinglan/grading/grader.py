@@ -1,19 +1,27 @@
 """The interface of graders: everything that the stages ask of one, of whichever kind it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 from qinglan.clients.openai_protocol import JsonSchema, Message
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.grading.grade import Grade, GradingRole, GradingServices, Scores
-from qinglan.grading.metrics import Metric, PrimaryMetric
+from qinglan.grading.metrics import QUALITY, Metric, PrimaryMetric
 from qinglan.grading.panel import Panel
 from qinglan.grading.validation_statistics import ValidationStatistics
+from qinglan.grading.wording import Wording
 from qinglan.rows import ArmRow, Row
 
 JudgeUse = Literal["text", "texts", "passage"]
 """The thing that a judge is asked about: one text, all arms' texts of a question, or a passage."""
+
+
+class JudgeCalls(NamedTuple):
+    """The judge's calls about one question."""
+
+    use: JudgeUse
+    calls: int
 
 
 class Grader(ABC):
@@ -26,9 +34,10 @@ class Grader(ABC):
     """In the order in which they are shown, the most important first: the gate wants a gain on the
     first that has values, and the report begins with it."""
     retrieves: ClassVar[bool]
-    """The text is a query: the RAG is asked, and the user's question can be graded as it stands."""
-    too_few_rows_hint: ClassVar[str]
-    """The remedy where too few rows may teach."""
+    """Its grades say which documents a text finds, so that documents can be asked for and shown."""
+    question_is_arm: ClassVar[bool]
+    """The user's question can be graded as it stands, so that it is an arm of its own."""
+    wording: ClassVar[Wording]
     services: tuple[GradingRole, ...]
     """The services that `grade` asks: `judge`, `rag`, both or none."""
     judge_schema: JsonSchema | None
@@ -37,9 +46,49 @@ class Grader(ABC):
     """The blind panel that scores all arms' texts of a question; None where the judge reads each
     text by itself."""
 
+    @property
+    def asks_rag(self) -> bool:
+        return "rag" in self.services
+
+    @property
+    def asks_judge(self) -> bool:
+        return "judge" in self.services
+
+    @property
+    @abstractmethod
+    def judge_uses(self) -> tuple[JudgeUse, ...]:
+        """The things that the judge is asked about; none where no judge is asked."""
+
+    # Texts
+
     @abstractmethod
     def clean(self, text: str) -> str:
         """A text that a student wrote or a reviewer typed, without needless white space."""
+
+    @abstractmethod
+    def require_servable(self, text: str, max_chars: int | None) -> None:
+        """Raise ModelError for a student's text that must not be given out.
+
+        Args:
+            max_chars: the profile's limit; a grader may have one of its own where there is none.
+        """
+
+    @abstractmethod
+    def read_correction(self, text: str, parse_answer: Callable[[str], str]) -> str:
+        """A reviewer's text in place of the teacher's answer.
+
+        Args:
+            parse_answer: reads an answer of the teacher's.
+
+        Raises:
+            TeacherError: SFT could not learn it.
+        """
+
+    @abstractmethod
+    def limit_broken_by(self, correction: str, config: Select) -> str | None:
+        """The limit of `select` that a reviewer's text breaks, in words that follow its place."""
+
+    # Grading
 
     @abstractmethod
     async def grade(
@@ -62,7 +111,24 @@ class Grader(ABC):
             relevance: ask the judge whether the best passage answers the question.
         """
 
-    # Metrics
+    # Arms and their metrics
+
+    @abstractmethod
+    def teacher_is_arm(self, rows: Sequence[Row]) -> bool:
+        """True where the answers of these rows can be compared as the teacher's."""
+
+    def values_of(self, entry: ArmRow, row: Row) -> dict[str, float]:
+        """Metrics of an arm's text by name, `quality` too; none where it was not graded."""
+        if not entry.measured:
+            return {}
+        values = self.metric_values(entry, row)
+        if entry.judge_score is None:
+            return values
+        return {**values, QUALITY: entry.judge_score}
+
+    @abstractmethod
+    def value_to_compare(self, entry: ArmRow, row: Row) -> float | None:
+        """The one value by which arms' texts of a question are ranked; None where there is none."""
 
     @abstractmethod
     def metric_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
@@ -76,6 +142,16 @@ class Grader(ABC):
     @abstractmethod
     def validation_statistics(self) -> ValidationStatistics:
         """A counter of what validation finds, row by row."""
+
+    # The red team
+
+    @abstractmethod
+    def default_checks(self, *, must_pass: bool) -> dict[str, bool | int]:
+        """Checks of a red-team case, by name, that are on unless the case sets them itself."""
+
+    @abstractmethod
+    def gold_of(self, row: Row) -> str | None:
+        """The document that a text of the row has to find; None where there is none to find."""
 
     # The judge's prompts
 
@@ -92,6 +168,10 @@ class Grader(ABC):
         self, use: JudgeUse, row: Row, profile: Profile, texts: int, passage: str
     ) -> list[Message]:
         """A prompt for the judge that is as long as a real one."""
+
+    @abstractmethod
+    def evaluation_calls(self, arms: int) -> JudgeCalls:
+        """The judge's calls about one question of an evaluation with so many arms."""
 
     # Selection
 

@@ -1,9 +1,11 @@
 """Texts that are no answer, whatever was asked.
 
-They are refusals, and what is left of an answer around it or in its place.
+They are refusals, what is left of an answer around it or in its place, and texts that go round in
+circles.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 _SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
@@ -64,3 +66,17 @@ def is_leftover(text: str, more_patterns: Iterable[str] = ()) -> bool:
 def is_boilerplate(text: str) -> bool:
     """Tell whether the text is no rewrite, by the built-in patterns for refusals and leftovers."""
     return is_refusal(text) or is_leftover(text)
+
+
+def is_degenerate(text: str) -> bool:
+    """Tell whether a text goes round in circles, as a collapsed policy's does.
+
+    A word that comes twice is no sign of it.
+    """
+    words = text.split()
+    joined = "".join(words)
+    repeats_word = max(Counter(words).values(), default=0) >= 3
+    is_one_character = len(joined) > 5 and max(Counter(joined).values()) * 2 > len(joined)
+    # Digits may repeat, as in a long number.
+    repeats_piece = re.search(r"(\D{2,}?)\1\1", joined) is not None
+    return repeats_word or is_one_character or repeats_piece

@@ -16,6 +16,9 @@ from qinglan.grading.grade import GradingServices
 from qinglan.grading.judge_answers import PANEL_SCHEMA, parse_scores
 from qinglan.rows import Row
 
+PASSES = 2
+"""Passes of the panel over a question's texts, unless there is only one."""
+
 
 class PanelScores(NamedTuple):
     """The panel's scores of a question's texts."""

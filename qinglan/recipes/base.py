@@ -95,7 +95,7 @@ class Recipe(ABC):
         Raises:
             TeacherError: SFT could not learn it.
         """
-        return self.parse_answer(text)
+        return self.grader.read_correction(text, self.parse_answer)
 
     def pool_of(self, row: Row) -> str | None:  # noqa: ARG002
         """The set of questions, such as `red_team`, of a row for which the workbook names none."""

@@ -27,10 +27,21 @@ def answers_key(profile: Profile, roles: Iterable[ChatRole]) -> dict[str, Any]:
 
 def scoring_key(profile: Profile) -> dict[str, Any]:
     """Everything that a grade depends on beside the text: recipe, and the services it asks."""
-    services = get_recipe(profile.recipe).grader.services
-    key = answers_key(profile, [role for role in services if role != "rag"])
-    if "rag" in services:
+    grader = get_recipe(profile.recipe).grader
+    key = answers_key(profile, [role for role in grader.services if role != "rag"])
+    if grader.asks_rag:
         key["rag"] = profile.rag.answer_key
+    return key
+
+
+def grading_key(run: Run) -> dict[str, Any]:
+    """Everything that this run's grades depend on beside the texts.
+
+    It is `scoring_key` with the knowledge base's state where the RAG is asked.
+    """
+    key = scoring_key(run.profile)
+    if "rag" in key:
+        key["knowledge_base"] = run.knowledge_base_key
     return key
 
 

@@ -5,7 +5,7 @@ random, the arms side by side. Nothing in it is read back: the answer is given i
 by `qinglan release approve`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from uuid import UUID
 import openpyxl
 from pydantic import BaseModel
 
-from qinglan.data.workbook_writer import CellValue, Column, fill_sheet, input_columns
-from qinglan.evaluation.figures import values_of
+from qinglan.data.grade_columns import NARROW, WIDE, grade_columns
+from qinglan.data.sheets import CellValue, Column, fill_sheet
+from qinglan.data.workbook_writer import input_columns
 from qinglan.evaluation.models import APPROVAL, Decision, Rule, Verdict
 from qinglan.evaluation.reasons import Reason, arm_words, reason
 from qinglan.recipes import Recipe
@@ -28,11 +29,6 @@ SHEET = "审批"
 LOST = "不如{}"
 FAILED = "无结果"
 SAMPLED = "随机"
-_RETRIEVED = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")
-_ANSWERED = "回答"
-_WIDE_HEADS = ("改写", "首条内容", _ANSWERED)
-_NARROW = 12
-_WIDE = 36
 ArmRows = Mapping[str, Mapping[str, ArmRow]]
 """Rows by arm and row id."""
 
@@ -171,15 +167,14 @@ def write_approval_workbook(
 ) -> Artifact:
     why = {row_to_review.row.id: row_to_review.why for row_to_review in chosen}
     columns = [
-        Column("抽样原因", _NARROW, lambda row: why[row.id]),
-        Column("问题", _WIDE, lambda row: row.query),
-        Column("用户画像", _NARROW, lambda row: row.profile),
-        Column("历史摘要", _WIDE, lambda row: row.history),
-        *input_columns(recipe, (), _NARROW),
+        Column("抽样原因", NARROW, lambda row: why[row.id]),
+        Column("问题", WIDE, lambda row: row.query),
+        Column("用户画像", NARROW, lambda row: row.profile),
+        Column("历史摘要", WIDE, lambda row: row.history),
+        *input_columns(recipe, (), NARROW),
+        *grade_columns(recipe).of_question,
+        Column("行编号", NARROW, lambda row: row.id),
     ]
-    if recipe.grader.retrieves:
-        columns.append(Column("标准文档", _NARROW, lambda row: row.gold_id))
-    columns.append(Column("行编号", _NARROW, lambda row: row.id))
     columns += _columns_of(challenger, arms[challenger], recipe)
     for arm, entries in arms.items():
         if arm != challenger:
@@ -194,55 +189,19 @@ def write_approval_workbook(
 
 def _columns_of(arm: str, entries: Mapping[str, ArmRow], recipe: Recipe) -> Iterator[Column]:
     """The columns that show one arm's results; `entries` are by row id."""
-    heads: Sequence[str]
-    if recipe.grader.retrieves:
-        heads = _RETRIEVED
-    else:
-        heads = (_ANSWERED, *(metric.zh for metric in recipe.grader.metrics))
     arm_name = arm_words(arm, head=True).zh
-    for place, head in enumerate(heads):
-        width = _WIDE if head in _WIDE_HEADS else _NARROW
-        yield Column(f"{arm_name}：{head}", width, partial(_cell, entries, recipe, place))
+    for column in grade_columns(recipe).of_arm:
+        cell = partial(_cell, entries, column.value)
+        yield Column(f"{arm_name}：{column.title}", column.width, cell)
 
 
-def _cell(entries: Mapping[str, ArmRow], recipe: Recipe, place: int, row: Row) -> CellValue:
+def _cell(
+    entries: Mapping[str, ArmRow], value: Callable[[ArmRow, Row], CellValue], row: Row
+) -> CellValue:
     entry = entries.get(row.id)
-    if entry is None:
-        return None
-    return _cells(entry, row, recipe)[place]
-
-
-def _cells(entry: ArmRow, row: Row, recipe: Recipe) -> list[CellValue]:
-    """An arm's cells for one question, in the order of the heads of its columns."""
-    text = entry.text or f"（{entry.reason}）"
-    if not recipe.grader.retrieves:
-        values = values_of(entry, row, recipe)
-        return [text, *(values.get(metric.name) for metric in recipe.grader.metrics)]
-    retrieved = entry.retrieved
-    if retrieved is None:
-        return [text, None, None, None, entry.judge_score]
-    rank = retrieved.rank(row.gold_id) if row.gold_id else None
-    title = retrieved.titles[0] if retrieved.titles else ""
-    return [text, title, rank, round(retrieved.top1_score, 4), entry.judge_score]
+    return None if entry is None else value(entry, row)
 
 
 def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
-    """The value by which an arm's result for one question is compared; None where there is none.
-
-    A search counts by the rank of the gold document where the question has one, otherwise by the
-    RAG's score; an answer counts by the first of the recipe's metrics that it has.
-    """
-    if entry is None:
-        return None
-    if not recipe.grader.retrieves:
-        values = values_of(entry, row, recipe)
-        for metric in recipe.grader.metrics:
-            if metric.name in values:
-                return values[metric.name]
-        return None
-    if entry.retrieved is None:
-        return None
-    if row.gold_id is None:
-        return entry.retrieved.top1_score
-    rank = entry.retrieved.rank(row.gold_id)
-    return 1 / rank if rank else 0.0
+    """The value by which an arm's result for one question is compared; None where there is none."""
+    return None if entry is None else recipe.grader.value_to_compare(entry, row)

@@ -302,6 +302,6 @@ def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:
     # httpx2 would log two lines for each comparison, for ever.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     rag = None
-    if "rag" in get_recipe(profile.recipe).grader.services:
+    if get_recipe(profile.recipe).grader.asks_rag:
         rag = partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id)
     return CanaryObserver(profile.serve.canary, folder, rag)

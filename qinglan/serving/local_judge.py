@@ -88,7 +88,7 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
     if local is None:
         return None
     recipe = get_recipe(profile.recipe)
-    if not recipe.grader.retrieves:
+    if "passage" not in recipe.grader.judge_uses:
         raise ConfigError(
             f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out"
         )

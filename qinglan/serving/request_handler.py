@@ -18,8 +18,6 @@ import aiohttp
 from qinglan.clients.limits import CircuitBreaker
 from qinglan.config import Profile, Serve
 from qinglan.errors import ModelError, TeacherError
-from qinglan.evaluation.red_team import is_degenerate
-from qinglan.grading.leftovers import is_boilerplate
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, normalise
 from qinglan.serving.routes import Backend, RouteTable
@@ -39,7 +37,6 @@ _KEEP_ALIVE_S = 3.0
 
 It is less than the 5 s after which uvicorn, and with it vLLM and ms-swift, closes one.
 """
-_MOST_REWRITE_CHARS = 200
 # Statuses below 500 that are the fault of the server or of its settings, not of the question.
 _SERVER_FAULTS = (401, 403, 404, 408, 429)
 _LOG = logging.getLogger(__name__)
@@ -155,16 +152,7 @@ class ModelClient:
             answer.encode()
         except UnicodeEncodeError as error:
             raise ModelError("the answer is no valid Unicode", "invalid_text") from error
-        if not self.recipe.grader.retrieves:
-            if self._max_chars and len(answer) > self._max_chars:
-                raise ModelError(f"the answer has {len(answer)} characters", "answer_too_long")
-            return answer
-        if len(answer) > (self._max_chars or _MOST_REWRITE_CHARS):
-            raise ModelError(f"the rewrite has {len(answer)} characters", "rewrite_too_long")
-        if is_boilerplate(answer):
-            raise ModelError("the answer is no rewrite", "boilerplate")
-        if is_degenerate(answer):
-            raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
+        self.recipe.grader.require_servable(answer, self._max_chars)
         return answer
 
 

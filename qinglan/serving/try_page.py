@@ -73,7 +73,7 @@ class TryPage:
         self._table = table
         self._models = models
         self._recipe = get_recipe(profile.recipe)
-        self._searches = self._recipe.grader.retrieves and profile.rag.url != EMBEDDED
+        self._searches = self._recipe.grader.asks_rag and profile.rag.url != EMBEDDED
         self._places = asyncio.Semaphore(AT_ONCE)
         # Teachers and RAG are opened with the first question: a missing key, or a ledger that can't
         # be opened, must not end the router.
@@ -85,7 +85,7 @@ class TryPage:
     @property
     def arms(self) -> list[str]:
         arms: list[str] = []
-        if self._recipe.grader.retrieves:
+        if self._recipe.grader.question_is_arm:
             arms.append("original")
         if self._has_teacher():
             arms.append("teacher")

@@ -13,7 +13,8 @@ from doubles import raising
 
 from qinglan.config import Profile, Select
 from qinglan.data.review import Review, Reviews, add_reviews, fingerprint, load_reviews, store_path
-from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, draw_sample
+from qinglan.data.review.sample import ReviewSample, draw_sample
+from qinglan.data.strata import ANSWER_STRATA, CONTROL, REWRITE_STRATA
 from qinglan.errors import ArtifactError
 from qinglan.rows import Retrieved, Row
 
@@ -110,7 +111,7 @@ def test_every_stratum_gets_its_share_whatever_the_order_of_the_rows():
     sample = draw_sample(mixed(), CONFIG, 200)
     assert sample == draw_sample(reversed(list(mixed())), CONFIG, 200)
     assert len(sample.rows) == len(names(sample)) == 200
-    for stratum in STRATA:
+    for stratum in REWRITE_STRATA:
         count = sum(stratum in sampled.strata for sampled in sample.rows)
         assert count >= stratum.share * 200, stratum.name
     assert sample.population["judge_low"] == 100

@@ -62,3 +62,9 @@ def test_rows_that_another_rule_drops_need_another_setting():
     assert of([scored(0.7, 0.9)] * 3).setting() == "select.not_worse_than_original=false"
     assert of([scored(0.9)] * 3).setting() is None
     assert of([]).setting() is None
+
+
+def test_rows_that_were_graded_by_rule_need_no_advice():
+    selected = of([row("问题", answer="回答").failed("bad_format")] * 30)
+    assert selected.findings() == []
+    assert selected.setting() is None

@@ -7,7 +7,7 @@ import openpyxl
 import pytest
 
 from qinglan.config import Data, Tenant
-from qinglan.data import workbook_writer
+from qinglan.data import sheets
 from qinglan.data.workbook import read_rows
 from qinglan.data.workbook_writer import write_rows
 from qinglan.recipes import get_recipe
@@ -57,7 +57,7 @@ def test_written_text_never_becomes_a_formula(tmp_path: Path, text: str) -> None
 def test_more_rows_than_a_sheet_holds_stand_on_further_sheets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workbook_writer, "ROWS_A_SHEET", 2)
+    monkeypatch.setattr(sheets, "ROWS_A_SHEET", 2)
     write_rows(
         tmp_path / "out.xlsx",
         (Row(id=str(n), tenant="t", query=f"问{n}", source="s") for n in range(5)),

@@ -18,14 +18,14 @@ from qinglan.evaluation import red_team
 from qinglan.evaluation.judge_reasons import ReasonGroup, proposed_cases
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import (
-    OF_EVERY_REWRITE,
     Case,
     Checks,
     cases_of,
     check,
-    is_degenerate,
     row_of,
 )
+from qinglan.grading.by_retrieval import OF_EVERY_REWRITE
+from qinglan.grading.leftovers import is_degenerate
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
 from qinglan.rows import ArmRow, Retrieved, Row, row_id
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title

@@ -55,7 +55,7 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
 async def judged(
     judge: FakeModel, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]
 ) -> Measured:
-    return await judge_by_panel(arms, rows, RECIPE.grader, Clients({"judge": judge}), PROFILE)  # type: ignore[dict-item]
+    return await judge_by_panel(arms, rows, RECIPE.grader.panel, Clients({"judge": judge}), PROFILE)  # type: ignore[dict-item]
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():

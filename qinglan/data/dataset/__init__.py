@@ -278,8 +278,8 @@ def _advice(rows_path: Path, recipe: Recipe, profile: Profile, *, weak: bool) ->
     Args:
         weak: whether rows failed for what the setting to change decides.
     """
-    if weak and recipe.grader.retrieves:
+    if weak:
         setting = SelectedScores(read_jsonl(rows_path, Row), recipe, profile.select).setting()
         if setting:
             return f"run again with --set {setting}; known answers cost nothing"
-    return recipe.grader.too_few_rows_hint
+    return recipe.grader.wording.too_few_rows_hint

@@ -76,7 +76,9 @@ class SelectedScores:
         return None
 
     def findings(self) -> list[Finding]:
-        """The scores, and what each threshold would keep."""
+        """The scores, and what each threshold would keep; no table where no row has a score."""
+        if not self._originals and not self._rewrites:
+            return []
         return [self._scores_finding(), self._thresholds_finding()]
 
     def _scores_finding(self) -> Finding:
@@ -127,8 +129,6 @@ def findings_of(stages: Sequence[StageResult], recipe: Recipe, profile: Profile)
 
     Too few are those that make no dataset, or fewer than `targets.rows` (unset: than 30%).
     """
-    if not recipe.grader.retrieves:
-        return []
     least_share, _ = profile.targets.rows.get("select", (_ADVISED_SHARE, 1.0))
     for stage in stages:
         if stage.stage != "select":

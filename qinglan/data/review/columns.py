@@ -5,23 +5,15 @@ history and the recipe's inputs, and the fingerprint one of the answer. So no ot
 and the workbook may be sorted, split among several reviewers, or filled in on another machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from qinglan.data.grade_columns import grade_columns
 from qinglan.data.review import ReviewVerdict, fingerprint
+from qinglan.data.sheets import Column
 from qinglan.data.sources.records import input_field
-from qinglan.data.workbook_writer import (
-    CellValue,
-    Column,
-    gold_rank,
-    input_columns,
-    input_titles,
-    of_retrieval,
-    part_columns,
-    thing_of,
-    top1_score,
-)
+from qinglan.data.workbook_writer import input_columns, input_titles
 from qinglan.recipes import Recipe, identifying
-from qinglan.rows import Retrieved, Row, row_id
+from qinglan.rows import Row, row_id
 
 SHEET = "审核"
 VERDICTS: dict[str, ReviewVerdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}
@@ -57,8 +49,8 @@ BETWEEN_STRATA = "；"
 
 def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
-    thing = thing_of(recipe)
-    titles = {column: column.replace(ANSWER, thing) for column in _READ_COLUMNS}
+    text_zh = recipe.grader.wording.text_zh
+    titles = {column: column.replace(ANSWER, text_zh) for column in _READ_COLUMNS}
     identifying_inputs = [field for field in recipe.INPUTS if field.identifies]
     other_titles = [column.title for column in _columns_beside_inputs(recipe, {}, {})]
     for name, title in input_titles(identifying_inputs, other_titles).items():
@@ -85,47 +77,25 @@ def _columns_beside_inputs(
     recipe: Recipe, reasons: Mapping[str, str], explanations: Mapping[str, str]
 ) -> tuple[Column, ...]:
     """All columns but those of the recipe's inputs."""
-    thing = thing_of(recipe)
-    pool = Column("数据池", 10, lambda row: row.pool)
-    graded: Sequence[Column] = (
-        _RETRIEVAL if recipe.grader.retrieves else (pool, *part_columns(recipe, 10))
-    )
+    text_zh = recipe.grader.wording.text_zh
     return (
         Column(SAMPLED_FOR, 16, lambda row: reasons[row.id]),
         Column(QUERY, 40, lambda row: row.query),
         Column(PROFILE, 18, lambda row: row.profile),
         Column(HISTORY, 28, lambda row: row.history),
-        Column(thing, 36, lambda row: row.answer),
+        Column(text_zh, 36, lambda row: row.answer),
         Column("状态", 8, lambda row: row.status),
         Column("原因", 20, lambda row: row.reason),
         Column("裁判分", 8, lambda row: row.judge_score),
         Column("裁判理由", 28, lambda row: explanations.get(row.id)),
-        *graded,
+        *grade_columns(recipe).of_review,
         Column(VERDICT, 9, fill_in=True),
-        Column(f"修改后的{thing}", 36, fill_in=True),
+        Column(f"修改后的{text_zh}", 36, fill_in=True),
         Column(COMMENT, 24, fill_in=True),
         Column(REVIEWER, 10, fill_in=True),
         Column(ROW_ID, 19, lambda row: row_id_cell(row, recipe), machine=True),
-        Column(f"{thing}指纹", 19, lambda row: fingerprint(row.answer), machine=True),
+        Column(f"{text_zh}指纹", 19, lambda row: fingerprint(row.answer), machine=True),
     )
-
-
-def _titles(retrieved: Retrieved, _: Row) -> CellValue:
-    """The best three passages, numbered, a line each."""
-    lines = [f"{place}. {title}" for place, title in enumerate(retrieved.titles[:3], start=1)]
-    return "\n".join(lines)
-
-
-_RETRIEVAL = (
-    Column("原问题首条得分", 10, of_retrieval("original_retrieved", top1_score)),
-    Column("改写首条得分", 10, of_retrieval("answer_retrieved", top1_score)),
-    Column("原问题召回", 34, of_retrieval("original_retrieved", _titles)),
-    Column("改写召回", 34, of_retrieval("answer_retrieved", _titles)),
-    Column("标准文档", 16, lambda row: row.gold_id),
-    Column("原问题标准文档名次", 10, of_retrieval("original_retrieved", gold_rank)),
-    Column("改写标准文档名次", 10, of_retrieval("answer_retrieved", gold_rank)),
-)
-"""Columns that show the retrieval of a rewrite."""
 
 
 def row_id_cell(row: Row, recipe: Recipe) -> str:

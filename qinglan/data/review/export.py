@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
+from qinglan.data.grade_columns import grade_columns
 from qinglan.data.review import fingerprint, load_reviews
 from qinglan.data.review.columns import row_id_cell
-from qinglan.data.review.sample import ANSWER_STRATA, STRATA, ReviewSample, draw_sample
+from qinglan.data.review.sample import ReviewSample, draw_sample
 from qinglan.data.review.writing import write_sample
+from qinglan.data.sheets import MAX_CELL_CHARS
 from qinglan.data.sources.records import without_illegal
-from qinglan.data.workbook_writer import MAX_CELL_CHARS
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.grading.judge_answers import read_json
 from qinglan.recipes import Recipe, get_recipe
@@ -61,9 +62,7 @@ def export_reviews(
     left_out: Counter[str] = Counter()
     recipe = get_recipe(profile.recipe)
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
-    sample = draw_sample(
-        rows, profile.select, size, STRATA if recipe.grader.retrieves else ANSWER_STRATA
-    )
+    sample = draw_sample(rows, profile.select, size, grade_columns(recipe).strata)
     reviewed = left_out["reviewed"]
     if not sample.rows:
         hint = ""

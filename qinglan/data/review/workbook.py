@@ -34,12 +34,12 @@ from qinglan.data.review.columns import (
     VERDICTS,
     titles_of,
 )
-from qinglan.data.review.sample import CONTROL
 from qinglan.data.sources.excel import CORRUPT, damage, sheets_of
 from qinglan.data.sources.records import cell_text, column_letters, input_field
+from qinglan.data.strata import CONTROL
 from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.rows import normalise, row_id
+from qinglan.rows import row_id
 from qinglan.text import shown
 
 # The English words are understood too, in any case.
@@ -203,7 +203,6 @@ def _header_title(value: object) -> str:
 
 def _review(line: ReviewLine, profile: Profile, recipe: Recipe, file: _File) -> Review:
     """The review that a line without a problem holds."""
-    parse = recipe.grader.clean if recipe.grader.retrieves else recipe.correction
     verdict = _WORDS[line.text(VERDICT).casefold()]
     reviewed_id, _, _ = line.text(ROW_ID).partition("-")
     return Review(
@@ -212,7 +211,7 @@ def _review(line: ReviewLine, profile: Profile, recipe: Recipe, file: _File) -> 
         verdict=verdict,
         fingerprint=line.text(FINGERPRINT),
         answer=line.text(ANSWER),
-        corrected=parse(line.text(CORRECTED)) if verdict == "correct" else None,
+        corrected=recipe.correction(line.text(CORRECTED)) if verdict == "correct" else None,
         comment=line.text(COMMENT),
         reviewer=line.text(REVIEWER),
         imported_at=file.imported_at,
@@ -313,30 +312,21 @@ def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Itera
 def _correction_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Iterator[str]:
     """Problems with a reviewer's own answer: whether the student could learn it."""
     place = line.place(CORRECTED)
-    correction = " ".join(line.text(CORRECTED).split())
-    if not correction:
+    text = line.text(CORRECTED)
+    if not text:
         yield (
             f"{place}: is empty, but the verdict is {line.text(VERDICT)}; "
             "write your answer, or change the verdict"
         )
-    elif recipe.grader.retrieves:
-        most_chars = select.max_rewrite_chars
-        least_chars = select.min_rewrite_chars
-        if len(correction) > most_chars:
-            yield (
-                f"{place}: has {len(correction)} characters, "
-                f"select.max_rewrite_chars is {most_chars}"
-            )
-        elif len(normalise(correction)) < least_chars:
-            yield (
-                f"{place}: {shown(correction, 40)} is shorter than "
-                f"select.min_rewrite_chars, {least_chars}"
-            )
-    else:
-        try:
-            recipe.correction(line.text(CORRECTED))
-        except TeacherError as error:
-            yield f"{place}: is not what the recipe can read as an answer: {error}"
+        return
+    try:
+        correction = recipe.correction(text)
+    except TeacherError as error:
+        yield f"{place}: is not what the recipe can read as an answer: {error}"
+        return
+    broken_limit = recipe.grader.limit_broken_by(correction, select)
+    if broken_limit:
+        yield f"{place}: {broken_limit}"
 
 
 def _control(

@@ -13,6 +13,7 @@ from openpyxl.cell import WriteOnlyCell
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
+from qinglan.data.grade_columns import grade_columns
 from qinglan.data.review.columns import (
     BETWEEN_STRATA,
     COMMENT,
@@ -25,7 +26,7 @@ from qinglan.data.review.columns import (
     columns_of,
 )
 from qinglan.data.review.sample import ReviewSample
-from qinglan.data.workbook_writer import WRAPPED, fill_sheet, header_cell, text_cell, thing_of
+from qinglan.data.sheets import WRAPPED, fill_sheet, header_cell, text_cell
 from qinglan.recipes import Recipe
 from qinglan.runs.artifacts import written_whole
 
@@ -94,25 +95,21 @@ def _write_guide(
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
     """Rules for filling in: a column's title, and what belongs into it."""
-    thing = thing_of(recipe)
-    correction = (
-        "一行检索关键词，保留用户的意图，不添加问题里没有的内容"
-        if recipe.grader.retrieves
-        else "完整的回答，格式与原回答相同"
-    )
-    rules = [
+    text_zh = recipe.grader.wording.text_zh
+    graded = grade_columns(recipe)
+    return [
         (
             VERDICT,
-            f"通过：{thing}可以用来训练；拒绝：不可以；修改：用您写的{thing}代替。"
+            f"通过：{text_zh}可以用来训练；拒绝：不可以；修改：用您写的{text_zh}代替。"
             "留空表示没有审核，以后还会再抽到。",
         ),
-        (f"修改后的{thing}", f"只在结论为“修改”时填写：{correction}。"),
+        (f"修改后的{text_zh}", f"只在结论为“修改”时填写：{graded.correction}。"),
         (COMMENT, "可选：理由，供以后查阅。"),
         (REVIEWER, "可选：您的姓名或代号。"),
         (
             "其他列",
-            f"请不要改动，尤其是问题、{thing}、行编号和{thing}指纹："
-            f"导入时用它们核对您看到的是哪一条{thing}。",
+            f"请不要改动，尤其是问题、{text_zh}、行编号和{text_zh}指纹："
+            f"导入时用它们核对您看到的是哪一条{text_zh}。",
         ),
         ("可以", "排序、筛选、隐藏列、删除不审核的整行；分给几个人填写，再逐个导入。"),
         (
@@ -120,11 +117,8 @@ def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
             "qinglan review import 文件名.xlsx"
             "（写错的单元格会逐个指出，全部改好之前什么都不会导入）。",
         ),
+        *graded.review_rules,
     ]
-    if recipe.grader.retrieves:
-        rank = "标准文档在召回结果中的名次，0 表示没有召回；空白表示没有标注标准文档。"
-        rules.append(("名次", rank))
-    return rules
 
 
 def _strata_lines(sample: ReviewSample) -> list[tuple[str | int, ...]]:

@@ -131,5 +131,4 @@ def _view(report: Report) -> dict[str, Any]:
         "funnel": tables.funnel(report.stages),
         "noise": tables.noise(report),
         "training": tables.training(report),
-        "terms": TEXTS["terms_of_retrieval" if report.retrieves else "terms_of_answers"],
     }

@@ -83,7 +83,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> models.Report:
         run_id=run.id,
         profile=profile.name,
         recipe=recipe.NAME,
-        retrieves=recipe.grader.retrieves,
+        retrieves=recipe.grader.asks_rag,
         metrics=evaluation.metrics,
         arms=evaluation.arms,
         comparisons=_with_rows_needed(evaluation, asked_gate),

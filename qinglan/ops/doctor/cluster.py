@@ -15,13 +15,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from qinglan.config import EMBEDDED, Profile
+from qinglan.config import Profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import cluster_node_script
 from qinglan.ops.doctor.machine import installed
 from qinglan.ops.preflight.trainer import trainer_packages
-from qinglan.recipes import get_recipe
+from qinglan.recipes.grading_services import grading_services
 from qinglan.runs.launcher import Command
 from qinglan.training.engines.ray_jobs import Job, RayJobs
 from qinglan.training.engines.swift import engine_python
@@ -56,13 +56,14 @@ class _Report(BaseModel):
 
 def keys_of_nodes(profile: Profile) -> list[str]:
     """Variables that a job reads on its node: rewards are scored there."""
-    graders = get_recipe(profile.recipe).grader.services
     variables = {profile.ledger.url_env}
-    if "rag" in graders and profile.rag.url != EMBEDDED:
-        variables.add(profile.rag.api_key_env)
-    judge = profile.judge
-    if "judge" in graders and not judge.local and judge.base_url != EMBEDDED:
-        variables.add(judge.api_key_env)
+    services = grading_services(profile)
+    if profile.judge.local:
+        # Samples are judged by the site's own model, which needs no key.
+        services.pop("judge", None)
+    for service in services.values():
+        if not service.is_embedded:
+            variables.add(service.api_key_env)
     return sorted(filter(None, variables))
 
 

@@ -17,9 +17,9 @@ from qinglan.ops.preflight.asked_services import (
     ENGINE_FLOWS,
     TEACHER_FLOWS,
     asked_endpoints,
+    asks_rag,
     further_teachers,
 )
-from qinglan.recipes import get_recipe
 
 _TIMEOUT_S = 8.0
 _HTTP = ("http://", "https://")
@@ -52,9 +52,7 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     for role, endpoint in asked_endpoints(profile, flow).items():
         if endpoint.base_url != EMBEDDED:
             variables[f"{role}.api_key_env"] = endpoint.api_key_env
-    # Release only reads what was evaluated.
-    asks_rag = flow != "release" and "rag" in get_recipe(profile.recipe).grader.services
-    if asks_rag and profile.rag.url != EMBEDDED:
+    if asks_rag(profile, flow) and profile.rag.url != EMBEDDED:
         variables["rag.api_key_env"] = profile.rag.api_key_env
     if profile.data.sql and flow in TEACHER_FLOWS:
         variables["data.sql.url_env"] = profile.data.sql.url_env

@@ -43,8 +43,6 @@ _EVALUATING_FLOWS = ("pipeline", "train", "evaluate")
 _VERDICTS = "rl verdicts"
 _ENOUGH_CALLS = 20
 """Earlier calls of a model whose mean says how long its next answers are."""
-_PANEL_PASSES = 2
-"""Passes of the panel over each test question."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def estimate(
 
 def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> dict[str, int]:
     """The flow's requests to the RAG at most, by stage."""
-    if not get_recipe(profile.recipe).grader.retrieves:
+    if not get_recipe(profile.recipe).grader.asks_rag:
         return {}
     requests: dict[str, int] = {}
     if flow in _DATA_FLOWS:
@@ -147,12 +145,12 @@ def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator
     yield from _distill_parts(profile, flow, counts, recipe)
     if flow in _EVALUATING_FLOWS:
         yield from _teacher_parts_of_evaluation(profile, counts)
-    if "judge" not in recipe.grader.services:
+    if not recipe.grader.asks_judge:
         return
     if profile.validation.judge_baseline:
         yield from _judge_parts_of_validation(profile, flow, counts)
     if flow in _TRAINING_FLOWS:
-        yield from _judge_parts_of_rl(profile, counts, recipe)
+        yield from _judge_parts_of_rl(profile, counts)
     if flow in _EVALUATING_FLOWS:
         yield _judge_part_of_evaluation(profile, counts, recipe)
 
@@ -225,7 +223,7 @@ def _judge_parts_of_validation(
         yield _Part("judge", VALIDATE, profile.judge, counts.questions, answered)
 
 
-def _judge_parts_of_rl(profile: Profile, counts: QuestionCounts, recipe: Recipe) -> Iterator[_Part]:
+def _judge_parts_of_rl(profile: Profile, counts: QuestionCounts) -> Iterator[_Part]:
     """The judgements of RL's samples, by the judge or, with `judge.local`, by the site's own model.
 
     That one is first compared with the judge.
@@ -240,25 +238,20 @@ def _judge_parts_of_rl(profile: Profile, counts: QuestionCounts, recipe: Recipe)
         yield _Part("judge", _VERDICTS, served, samples, prompts_as="passage", price=local.price)
         return
     yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
-    if recipe.grader.retrieves and profile.reward.relevance_gate and counts.learnt:
-        # A sample's best passage is judged where no label in use says whether it is right.
-        unlabelled = counts.learnt
-        if profile.reward.use_labels:
-            unlabelled -= counts.labelled
-        passages = round(samples * unlabelled / counts.learnt)
-        if passages:
-            yield _Part("judge", "rl passages", judge, passages, prompts_as="passage")
+    passages = 0
+    if counts.learnt:
+        passages = round(samples * counts.passage_judged / counts.learnt)
+    if passages:
+        yield _Part("judge", "rl passages", judge, passages, prompts_as="passage")
 
 
 def _judge_part_of_evaluation(profile: Profile, counts: QuestionCounts, recipe: Recipe) -> _Part:
-    if recipe.grader.retrieves:
-        questions = _PANEL_PASSES * counts.test
-        return _Part("judge", "evaluate", profile.judge, questions, prompts_as="texts")
-    # Answers are judged one text at a time; those that rows bring are no arm.
     arms = STUDENTS + len(profile.evaluate.teachers)
+    # Answers that rows bring are no arm.
     if counts.prompts["teacher"] == counts.questions:
         arms += 1
-    return _Part("judge", "evaluate", profile.judge, arms * counts.test)
+    use, calls = recipe.grader.evaluation_calls(arms)
+    return _Part("judge", "evaluate", profile.judge, calls * counts.test, prompts_as=use)
 
 
 def _teachers(profile: Profile) -> dict[str, Endpoint]:

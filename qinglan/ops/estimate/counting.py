@@ -12,7 +12,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 from qinglan.clients.chat import Request
 from qinglan.clients.openai_protocol import Message
@@ -27,7 +26,6 @@ from qinglan.data.sources.database import query_database
 from qinglan.data.versions import latest_version
 from qinglan.data.workbook import read_rows
 from qinglan.evaluation.teacher_comparison import draw
-from qinglan.grading.grader import JudgeUse
 from qinglan.ledger import Ledger
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.requests import (
@@ -72,8 +70,8 @@ class QuestionCounts:
     """Rows that the dataset stage would draw of `train` for RL, were all of them usable."""
     learnt: int = 0
     """Rows that are not known to be of another split than train."""
-    labelled: int = 0
-    """Those of the learnt rows with a gold document."""
+    passage_judged: int = 0
+    """Those of the learnt rows whose samples' best passages are judged in RL."""
 
     def add_prompts(self, key: str, prompts: Sequence[Sequence[Message]]) -> None:
         self.prompts[key] += len(prompts)
@@ -136,6 +134,7 @@ def count_questions(
 ) -> QuestionCounts:
     """Count the questions in these rows and, where a ledger is given, what is asked about them."""
     requests = _Requests.of(profile)
+    grader = requests.recipe.grader
     counts = QuestionCounts()
     rows_by_split = Counter[Split]()
     train_rows: list[Row] = []
@@ -149,7 +148,7 @@ def count_questions(
                 train_rows.append(row)
             if row.split in ("train", None):
                 counts.learnt += 1
-                counts.labelled += bool(row.gold_id)
+                counts.passage_judged += grader.needs_relevance(profile.reward, row)
         if ledger:
             _count_prompts(counts, batch, requests, profile, ledger)
             # A sample of the sample and the next rows is one of all of them.
@@ -193,16 +192,13 @@ def _count_prompts(
         if request:
             judge_requests_of_own.append(request)
     counts.add_requests(VALIDATE, judge_requests_of_own, ledger)
-    if "judge" in recipe.grader.services:
-        texts = ARMS + len(profile.evaluate.teachers)
-        for use in get_args(JudgeUse):
-            prompts: list[list[Message]] = []
-            for row in rows:
-                messages = recipe.grader.estimate_messages(
-                    use, row, profile, texts, _LONGEST_PASSAGE
-                )
-                prompts.append(messages)
-            counts.add_prompts(use, prompts)
+    texts = ARMS + len(profile.evaluate.teachers)
+    for use in recipe.grader.judge_uses:
+        prompts: list[list[Message]] = []
+        for row in rows:
+            messages = recipe.grader.estimate_messages(use, row, profile, texts, _LONGEST_PASSAGE)
+            prompts.append(messages)
+        counts.add_prompts(use, prompts)
 
 
 def _count_prompts_of_comparison(

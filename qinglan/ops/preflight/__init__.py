@@ -19,6 +19,7 @@ from qinglan.ops.preflight.asked_services import (
     TRAINING_FLOWS,
     asked_endpoints,
     asked_roles,
+    asks_rag,
 )
 from qinglan.ops.preflight.models import check_base_model, check_model
 from qinglan.ops.preflight.questions import (
@@ -105,8 +106,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         where = f"the database that {sql.url_env} names" if sql else profile.data.workbook
         yield _planned("workbook", where, partial(check_workbook, profile, recipe), "slow")
     yield from _checks_of_models_asked(profile, flow, recipe)
-    # Release only reads what was evaluated.
-    if flow != "release" and "rag" in recipe.grader.services:
+    if asks_rag(profile, flow):
         yield PlannedCheck(PROFILE, "rag", profile.rag.url, partial(check_rag, profile), "slow")
     yield _check_of_ledger(profile, flow)
     if flow in TRAINING_FLOWS:

@@ -24,7 +24,7 @@ def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
     is_rival = flow in ENGINE_FLOWS and TEACHER in profile.gate.rivals
     if is_rival and TEACHER in recipe.DISTILL_ROLES:
         roles.add("teacher")
-    if _asks_judge(profile, flow) and "judge" in recipe.grader.services:
+    if _asks_judge(profile, flow):
         roles.add("judge")
     return [role for role in get_args(ChatRole) if role in roles]
 
@@ -51,10 +51,16 @@ def asked_endpoints(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
     return endpoints | further_teachers(profile, flow)
 
 
+def asks_rag(profile: Profile, flow: FlowName) -> bool:
+    """Tell whether a flow asks the RAG; release only reads what was evaluated."""
+    return flow != "release" and get_recipe(profile.recipe).grader.asks_rag
+
+
 def _asks_judge(profile: Profile, flow: FlowName) -> bool:
     if flow == "release":
         return False
     # These two only validate the teachers' answers.
-    if flow in ("refresh", "compare"):
-        return profile.validation.judge_baseline
-    return True
+    only_validates = flow in ("refresh", "compare")
+    if only_validates and not profile.validation.judge_baseline:
+        return False
+    return get_recipe(profile.recipe).grader.asks_judge

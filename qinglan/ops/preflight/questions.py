@@ -34,10 +34,6 @@ def check_recipe(profile: Profile) -> None:
         raise ConfigError(
             f"data.columns.dialogue: recipe `{recipe.NAME}` reads no dialogues; leave it out"
         )
-    if "original" in profile.gate.rivals and not recipe.grader.retrieves:
-        raise ConfigError(
-            f"gate.rivals: recipe `{recipe.NAME}` does not retrieve; name another arm than original"
-        )
     recipe.grader.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:

@@ -4,9 +4,9 @@ import shutil
 import sys
 from collections.abc import Collection, Sequence
 
-from qinglan.config import EMBEDDED, Profile, Trainer
+from qinglan.config import Profile, Trainer
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe
+from qinglan.recipes.grading_services import grading_services
 from qinglan.runs.launcher import output_of
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
@@ -93,8 +93,7 @@ def check_packages(trainer: Trainer, packages: Collection[str]) -> None:
 
 def _uses_simulators(profile: Profile) -> bool:
     """Tell whether samples of RL are graded by a simulator."""
-    urls = {"rag": profile.rag.url, "judge": profile.judge.base_url}
-    return any(urls[role] == EMBEDDED for role in get_recipe(profile.recipe).grader.services)
+    return any(service.is_embedded for service in grading_services(profile).values())
 
 
 def _require_nodes(trainer: Trainer, gpus_by_node: Sequence[int], url: str) -> None:

@@ -28,6 +28,7 @@ from qinglan.config import EMBEDDED, Embedded, NoiseKind, Profile
 from qinglan.errors import ConfigError
 from qinglan.noise import add_noise
 from qinglan.recipes import get_recipe, one_line
+from qinglan.recipes.grading_services import grading_services
 from qinglan.rows import Row, Split, normalise
 from qinglan.runs.artifacts import written_whole
 
@@ -378,7 +379,8 @@ def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None)
     Raises ConfigError where the sample's is wanted, and the domain has none. A `sample` that was
     written before may be given.
     """
-    if profile.rag.url != EMBEDDED or "rag" not in get_recipe(profile.recipe).grader.services:
+    rag = grading_services(profile).get("rag")
+    if rag is None or not rag.is_embedded:
         return None
     if profile.rag.knowledge_base != EMBEDDED:
         return Path(profile.rag.knowledge_base)

@@ -171,7 +171,7 @@ class Scorer:
         if service.judge_recipe:
             self._passage_judge = verdict_recipe(service.judge_recipe)
             self._grader = _judged_by(self._passage_judge, recipe)
-        if "rag" in self._grader.services and (service.rag is None or service.judge is None):
+        if self._grader.asks_rag and (service.rag is None or service.judge is None):
             raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
         with ExitStack() as opening:
             self._log = opening.enter_context(service.samples_log.open("ab", buffering=0))

@@ -16,8 +16,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from qinglan.clients.rag import RagClient
-from qinglan.config import Canary, Profile
+from qinglan.clients.roles import Clients
+from qinglan.config import Canary, Profile, Tenant
 from qinglan.errors import ConfigError, ModelError, RetrievalError
+from qinglan.grading.grade import Grade
+from qinglan.grading.grader import Grader
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import write_json
@@ -107,6 +110,8 @@ class CanaryObserver:
         config: Canary,
         folder: Path,
         rag: Callable[[], RagClient] | None,
+        grader: Grader,
+        tenant: Tenant,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare a watch, which `run` begins.
@@ -114,10 +119,13 @@ class CanaryObserver:
         Args:
             rag: called in the event loop, once; None where answers are not for a search, so that
                 none are compared.
+            grader: the recipe's, which grades what both models answered.
         """
         self._config = config
         self._folder = folder
         self._rag = rag
+        self._grader = grader
+        self._tenant = tenant
         self._clock = clock
         self._waiting: asyncio.Queue[_Comparison] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
@@ -263,7 +271,7 @@ class CanaryObserver:
                 # Its canary is over.
                 continue
             try:
-                state.counts.retrieval.add(await _difference(comparison, models, rag))
+                state.counts.retrieval.add(await self._difference(comparison, models, rag))
             except (ModelError, RetrievalError) as error:
                 state.failed += 1
                 _LOG.info("not compared: %s", error.reason)
@@ -271,23 +279,37 @@ class CanaryObserver:
                 state.failed += 1
                 _LOG.error("not compared: %s", describe_without_text(error))
 
+    async def _difference(
+        self, comparison: _Comparison, models: ModelClient, rag: RagClient
+    ) -> float:
+        """The challenger's score of its best passage less the champion's.
 
-async def _difference(comparison: _Comparison, models: ModelClient, rag: RagClient) -> float:
-    """The challenger's score of its best passage less the champion's."""
-    champion = comparison.routes.champion
-    challenger = comparison.routes.challenger
-    served = comparison.served
-    assert champion and challenger and served.answer is not None
-    is_of_challenger = served.role == "challenger"
-    other_model = champion if is_of_challenger else challenger
-    other_answer = await models.answer(other_model, comparison.question, _MODEL_WITHIN_S)
-    if other_answer.text == served.answer:
-        return 0.0
-    retrieve = partial(rag.retrieve, comparison.question.query, max_retries=_RAG_RETRIES)
-    retrieved = await retrieve(served.answer)
-    other_retrieved = await retrieve(other_answer.text)
-    difference = other_retrieved.top1_score - retrieved.top1_score
-    return -difference if is_of_challenger else difference
+        Raises:
+            ModelError, RetrievalError: the other model or the RAG did not answer.
+        """
+        champion = comparison.routes.champion
+        challenger = comparison.routes.challenger
+        served = comparison.served
+        assert champion and challenger and served.answer is not None
+        is_of_challenger = served.role == "challenger"
+        other_model = champion if is_of_challenger else challenger
+        other_answer = await models.answer(other_model, comparison.question, _MODEL_WITHIN_S)
+        if other_answer.text == served.answer:
+            return 0.0
+        texts = [served.answer, other_answer.text]
+        services = Clients(rag=rag)
+        grades = await self._grader.grade(comparison.question, texts, services, self._tenant)
+        score = _top1_score(grades[served.answer])
+        other_score = _top1_score(grades[other_answer.text])
+        difference = other_score - score
+        return -difference if is_of_challenger else difference
+
+
+def _top1_score(grade: Grade) -> float:
+    """The score of the best passage; raises RetrievalError where the RAG did not answer."""
+    grade.raise_failure()
+    assert grade.retrieved is not None, "only rewrites are compared"
+    return grade.retrieved.top1_score
 
 
 def read_state(folder: Path) -> CanaryState | None:
@@ -301,7 +323,10 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 def canary_observer_of(profile: Profile, folder: Path) -> CanaryObserver:
     # httpx2 would log two lines for each comparison, for ever.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    grader = get_recipe(profile.recipe).grader
     rag = None
-    if get_recipe(profile.recipe).grader.asks_rag:
-        rag = partial(RagClient, profile.rag, profile.rag.url, profile.tenant.id)
-    return CanaryObserver(profile.serve.canary, folder, rag)
+    if grader.asks_rag:
+        # A comparison is not worth a long wait.
+        settings = profile.rag.model_copy(update={"max_retries": _RAG_RETRIES})
+        rag = partial(RagClient, settings, settings.url, profile.tenant.id)
+    return CanaryObserver(profile.serve.canary, folder, rag, grader, profile.tenant)

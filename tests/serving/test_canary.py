@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doubles import Clock, raising
 from fake_model import FakeRag
 from waiting import until
 
-from qinglan.config import Canary
+from qinglan.config import Canary, Tenant
 from qinglan.errors import ConfigError, ModelError, RetrievalError
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.serving import canary
 from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
@@ -84,16 +87,22 @@ async def running(watch: CanaryObserver, table: RouteTable, models: FakeModels |
         await task
 
 
+def observer(
+    config: Canary, folder: Path, rag: Callable[[], Any] | None, clock: Clock
+) -> CanaryObserver:
+    return CanaryObserver(config, folder, rag, RECIPE.grader, Tenant(), clock)
+
+
 def watch_in(
     folder: Path, rag: FakeRag | None = None, config: Canary = CONFIG, clock: Clock | None = None
 ) -> CanaryObserver:
-    return CanaryObserver(config, folder, lambda: rag or rag_of(), clock or Clock())
+    return observer(config, folder, lambda: rag or rag_of(), clock or Clock())
 
 
 async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(
     tmp_path: Path,
 ):
-    watch = CanaryObserver(CONFIG, tmp_path, None, Clock())
+    watch = observer(CONFIG, tmp_path, None, Clock())
     models = FakeModels(v1="r1", v2="r2")
     async with running(watch, table_of(tmp_path), models):
         of_replaced_model = replace(served("challenger"), version="0")
@@ -226,7 +235,7 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(
     folder.write_text("in the way")
     clock = Clock()
     table = table_of(tmp_path)
-    watch = CanaryObserver(CONFIG, folder, rag_of, clock)
+    watch = observer(CONFIG, folder, rag_of, clock)
     with caplog.at_level(logging.ERROR):
         async with running(watch, table):
             await until(lambda: watch.state)
@@ -241,7 +250,7 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(
 async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Path):
     without_a_key = raising(ConfigError("the environment variable RAG_KEY is not set"))
     table = table_of(tmp_path)
-    watch = CanaryObserver(CONFIG, tmp_path, without_a_key, Clock())
+    watch = observer(CONFIG, tmp_path, without_a_key, Clock())
     async with running(watch, table):
         await until(lambda: read_verdict(tmp_path))
         verdict = read_verdict(tmp_path)

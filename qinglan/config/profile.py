@@ -1,6 +1,5 @@
 """The whole profile, and how one is read."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from qinglan.config.rehearsal import demo_of, rehearsal
 from qinglan.config.release import Gate, Release, Serve, Targets
 from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
-from qinglan.text import ARMS
+from qinglan.text import ARMS, did_you_mean
 
 _SECRET_NAME = re.compile(r'"[^"]*_env":"([^"]*)"')
 """Finds the names of secrets in a profile as JSON."""
@@ -282,10 +281,8 @@ def _explain(error: ValidationError) -> str:
 
 def _hint_for_key(location: tuple[int | str, ...]) -> str:
     keys = _keys_beside(location)
-    similar = difflib.get_close_matches(str(location[-1]), keys, n=1, cutoff=0.4)
-    if similar:
-        return f"did you mean `{similar[0]}`?"
-    return f"known keys: {', '.join(sorted(keys)) or 'none'}"
+    known_keys = f"known keys: {', '.join(sorted(keys)) or 'none'}"
+    return did_you_mean(str(location[-1]), keys, known_keys, cutoff=0.4)
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
@@ -425,10 +422,8 @@ def _find(name_or_path: str) -> Path:
         if candidate.is_file():
             return candidate
     names = profile_names()
-    similar = difflib.get_close_matches(name_or_path, names, n=1)
-    hint = f"known profiles: {', '.join(names) or 'none'}"
-    if similar:
-        hint = f"did you mean `{similar[0]}`?"
+    known_profiles = f"known profiles: {', '.join(names) or 'none'}"
+    hint = did_you_mean(name_or_path, names, known_profiles)
     raise ConfigError(f"profile `{name_or_path}`: there is no configs/{name_or_path}.yaml; {hint}")
 
 

@@ -260,6 +260,7 @@ def _explain(error: ValidationError) -> str:
     """The first problem of a pydantic error in words, with the nearest right key for an unknown
     one."""
     problems = error.errors()
+    # A message is one line; the others are only counted.
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"]) or "profile"
     if first["type"] == "extra_forbidden":
@@ -321,6 +322,7 @@ def require_secret(env_name: str | None, used_by: str) -> str:
 def secret_names(profile: Profile | None) -> set[str]:
     """Environment variables that may hold a secret: those that the profile names, and all that are
     called so here."""
+    # A shell may hold keys that no profile names, such as that of a model hub.
     names = set(filter(_CALLED_SECRET.search, os.environ))
     if profile:
         names.update(_SECRET_NAME.findall(profile.model_dump_json()))
@@ -374,6 +376,7 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
         base = raw.pop(key, None)
         if base is None:
             continue
+        # It may name itself by way of others.
         if path.resolve() in extended_by:
             raise ConfigError(f"profile {path}: {key} itself; name another profile")
         base_path = _find_beside(path, str(base))
@@ -396,6 +399,7 @@ def _rehearsal_of(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = below | above
     for key in below.keys() & above.keys():
+        # Anything but two sections is a value, and takes the place of the one below; lists too.
         section_below = below[key]
         section_above = above[key]
         if isinstance(section_below, dict) and isinstance(section_above, dict):

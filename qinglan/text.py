@@ -3,6 +3,7 @@
 Numbers have fixed decimals, a true minus, and a dash for no value.
 """
 
+import difflib
 import html
 import json
 import re
@@ -251,3 +252,21 @@ def plain(value: object) -> str:
 def capitalised(text: str) -> str:
     """The first letter in upper case, the others as they are."""
     return text[:1].upper() + text[1:]
+
+
+def nearest_names(
+    name: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.6
+) -> list[str]:
+    """The names most like one that is not among them, the most alike first.
+
+    Args:
+        most: how many to return at most.
+        cutoff: the likeness, from 0 to 1, from which a name counts.
+    """
+    return difflib.get_close_matches(name, list(names), n=most, cutoff=cutoff)
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:
+    """A hint at the name most like one that is not there; `otherwise` where none is like it."""
+    nearest = nearest_names(name, names, cutoff=cutoff)
+    return f"did you mean `{nearest[0]}`?" if nearest else otherwise

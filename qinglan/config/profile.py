@@ -1,6 +1,5 @@
 """The whole profile, and how one is read."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -20,11 +19,13 @@ from qinglan.config.rehearsal import demo_of, rehearsal
 from qinglan.config.release import Gate, Release, Serve, Targets
 from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
-from qinglan.text import ARMS
+from qinglan.text import ARMS, did_you_mean
 
 _SECRET_NAME = re.compile(r'"[^"]*_env":"([^"]*)"')
-"""In a profile as JSON."""
+"""Finds the names of secrets in a profile as JSON."""
 _CALLED_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$", re.I)
+# A setting that a stage's result depends on must not be listed: a run would mix results of two
+# settings.
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
@@ -40,8 +41,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "retention": set(site.Retention.model_fields),
     "tracking": {"rows", "traces_per_stage"},
 }
-"""Settings with which an interrupted run may go on changed: what it makes does not depend on
-them."""
+"""Settings that may change while a run is interrupted: what it makes does not depend on them."""
 
 
 FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
@@ -53,16 +53,19 @@ def _absolute_file(value: str) -> str:
 
 
 class Profile(Section):
-    """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these
-    keys takes another profile for whatever the file does not say: sections are laid over each other
-    key by key, lists are replaced. `rehearses: NAME` in its place makes a rehearsal of that profile
-    (docs/how-to/gpus.md)."""
+    """One profile: see configs/.
+
+    `extends: NAME`, or a path from the file's folder, beside these keys takes another profile for
+    whatever the file does not say: sections are laid over each other key by key, lists are
+    replaced. `rehearses: NAME` in its place makes a rehearsal of that profile
+    (docs/how-to/gpus.md).
+    """
 
     name: str = ""
-    """The file's own name, if not given; never that of the profile it extends, as it identifies the
-    runs."""
+    """Name that identifies the runs; the file's own name if not given, never that of the profile it
+    extends."""
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
-    """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
+    """Name of a recipe in `qinglan/recipes`, or the path of a recipe's .py file."""
     tenant: site.Tenant = site.Tenant()
     data: Data = Data()
     teacher: site.Endpoint
@@ -99,105 +102,108 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
-        rivals = (
-            (f"compare.teachers.{name}", endpoint)
-            for name, endpoint in self.compare.teachers.items()
-        )
-        for role, endpoint in (
-            ("teacher", self.teacher),
-            ("answerer", self.answerer),
-            ("judge", self.judge),
-            *rivals,
-        ):
-            if endpoint and endpoint.model not in self.prices:
-                raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
+        endpoints = {"teacher": self.teacher, "answerer": self.answerer, "judge": self.judge}
+        for name, endpoint in self.compare.teachers.items():
+            endpoints[f"compare.teachers.{name}"] = endpoint
+        for role, paid_endpoint in endpoints.items():
+            if paid_endpoint and paid_endpoint.model not in self.prices:
+                raise ValueError(f"prices has no entry for {role}.model {paid_endpoint.model!r}")
         return self
 
     @model_validator(mode="after")
     def _know_the_arms(self) -> Self:
-        if unknown := [
-            name for name in self.evaluate.teachers if name not in self.compare.teachers
-        ]:
-            known = ", ".join(self.compare.teachers) or "none"
-            raise ValueError(
-                f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})"
-            )
+        for name in self.evaluate.teachers:
+            if name not in self.compare.teachers:
+                names = ", ".join(self.compare.teachers) or "none"
+                raise ValueError(f"evaluate.teachers: {name} is none of compare.teachers ({names})")
+        # The champion is a rival wherever there is one, and no arm is a rival of itself.
         arms = [
             arm
             for arm in (*ARMS, *self.evaluate.teachers)
             if arm not in ("champion", self.gate.challenger)
         ]
-        if unknown := [arm for arm in self.gate.rivals if arm not in arms]:
-            raise ValueError(
-                f"gate.rivals: {unknown[0]}: name some of {', '.join(arms)}; the champion always is one"
-            )
+        for rival in self.gate.rivals:
+            if rival not in arms:
+                raise ValueError(
+                    f"gate.rivals: {rival}: name some of {', '.join(arms)}; "
+                    "the champion always is one"
+                )
         return self
 
     @model_validator(mode="after")
-    def _fit_the_trainer(self) -> Self:
-        rl, trainer = self.rl, self.trainer
+    def _fit_the_gpus(self) -> Self:
+        rl = self.rl
+        trainer = self.trainer
         if trainer.device == "cuda" and self.rollout_engine == "cpu":
             raise ValueError("rl.rollout_engine: cpu needs trainer.device: cpu; leave it out")
         gpus = trainer.nodes * trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
-        if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any(
-            "dynamic_bsz" in key for key in rl.extra
-        ):
+        # verl then fills micro-batches by their tokens, so that rollouts need not divide evenly.
+        has_dynamic_batches = any("dynamic_bsz" in key for key in rl.extra)
+        if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not has_dynamic_batches:
             raise ValueError(
                 f"rl.ppo_mini_batch_size × rollouts_per_prompt ({rollouts}) must be a multiple of "
-                f"GPUs × rl.ppo_micro_batch_size_per_gpu ({gpus} × {rl.ppo_micro_batch_size_per_gpu})"
+                f"GPUs × rl.ppo_micro_batch_size_per_gpu "
+                f"({gpus} × {rl.ppo_micro_batch_size_per_gpu})"
             )
-        if (
-            trainer.device == "cuda" and trainer.gpus_per_node % rl.tensor_model_parallel_size
-        ):  # vLLM stays in a node
+        # vLLM stays in a node.
+        if trainer.device == "cuda" and trainer.gpus_per_node % rl.tensor_model_parallel_size:
             raise ValueError(
                 f"trainer.gpus_per_node ({trainer.gpus_per_node}) must be a multiple of "
                 f"rl.tensor_model_parallel_size ({rl.tensor_model_parallel_size})"
             )
-        stalled_s, outage_s = trainer.stalled_after_s, self.reward.max_outage_s
-        if stalled_s <= outage_s:  # training waits for services
+        return self
+
+    @model_validator(mode="after")
+    def _wait_for_services_longer(self) -> Self:
+        # Training waits for services, and must not count as stalled meanwhile.
+        stalled_s = self.trainer.stalled_after_s
+        outage_s = self.reward.max_outage_s
+        if stalled_s <= outage_s:
             raise ValueError(
-                f"trainer.stalled_after_s ({stalled_s:g}) must be longer than reward.max_outage_s ({outage_s:g})"
+                f"trainer.stalled_after_s ({stalled_s:g}) must be longer than "
+                f"reward.max_outage_s ({outage_s:g})"
             )
         return self
 
     @model_validator(mode="after")
     def _limit_what_others_spend(self) -> Self:
-        is_limited = self.budget.per_run_usd is not None or self.budget.per_month_usd is not None
-        why = "data.workbook is the router's request log" if self.reads_request_log else ""
+        reason = ""
         if self.serve.try_page == "with_teacher":
-            why = "serve.try_page asks the teacher"
-        if why and not is_limited:
+            reason = "serve.try_page asks the teacher"
+        elif self.reads_request_log:
+            reason = "data.workbook is the router's request log"
+        is_limited = self.budget.per_run_usd is not None or self.budget.per_month_usd is not None
+        if reason and not is_limited:
             raise ValueError(
-                f"budget: {why}, so whoever asks the router spends money; set budget.per_run_usd or per_month_usd"
+                f"budget: {reason}, so whoever asks the router spends money; "
+                "set budget.per_run_usd or per_month_usd"
             )
         return self
 
     def scheduled(self, sft_rows: int, rl_prompts: int) -> "Profile":
-        """With the numbers of steps that so many rows make, in place of `auto`."""
-        gpus = self.trainer.gpus_of["sft"]
-        return self.model_copy(
-            update={"sft": self.sft.scheduled(sft_rows, gpus), "rl": self.rl.scheduled(rl_prompts)}
-        )
+        """The profile with the numbers of steps that so many rows make, in place of `auto`."""
+        sft = self.sft.scheduled(sft_rows, self.trainer.gpus_of["sft"])
+        rl = self.rl.scheduled(rl_prompts)
+        return self.model_copy(update={"sft": sft, "rl": rl})
 
     @property
     def reads_request_log(self) -> bool:
         """Do the questions come from the folder in which the router keeps what it is asked?"""
-        folder, workbook = self.serve.request_log.folder, Path(self.data.workbook).resolve()
-        return (
-            folder is not None
-            and not self.data.sql
-            and Path(folder).resolve() in (workbook, *workbook.parents)
-        )
+        folder = self.serve.request_log.folder
+        if folder is None or self.data.sql:
+            return False
+        workbook = Path(self.data.workbook).resolve()
+        return Path(folder).resolve() in (workbook, *workbook.parents)
 
     @property
     def rollout_engine(self) -> Literal["cpu", "vllm"]:
-        """What samples in RL."""
+        """The engine that samples in RL."""
         return self.rl.rollout_engine or ("vllm" if self.trainer.device == "cuda" else "cpu")
 
     @property
     def answer_engine(self) -> Literal["transformers", "vllm"]:
-        """What answers in evaluation and serving."""
+        """The engine that answers in evaluation and serving."""
         return self.serve.backend or ("vllm" if self.trainer.device == "cuda" else "transformers")
 
     @property
@@ -206,16 +212,17 @@ class Profile(Section):
 
     @property
     def recipe_name(self) -> str:
-        """The recipe's, also where `recipe` is a file."""
+        """The recipe's name, also where `recipe` is a file."""
         return Path(self.recipe).stem if self.recipe.endswith(".py") else self.recipe
 
     @property
     def model_name(self) -> str:
-        """Of the registered model, and of the model that the router serves."""
+        """Name of the registered model, which is also the one that the router serves."""
         return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe_name}"
 
 
 _YAML = (".yaml", ".yml")
+_SHOWN_VALUE_CHARS = 80
 
 
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
@@ -223,9 +230,12 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     validate."""
     path = _find(name_or_path)
     profile = parse_profile(path, _text_of(path), overrides)
-    if profile.name != path.stem and Path(name_or_path).suffix not in _YAML:
+    # Runs are found by the profile's name, so a file must be found by it too.
+    is_by_name = Path(name_or_path).suffix not in _YAML
+    if is_by_name and profile.name != path.stem:
         raise ConfigError(
-            f"profile {path}: `name`: is {profile.name}, and the file's is {path.stem}; leave it out"
+            f"profile {path}: `name`: is {profile.name}, and the file's is {path.stem}; "
+            "leave it out"
         )
     return profile
 
@@ -250,25 +260,46 @@ def _explain(error: ValidationError) -> str:
     """The first problem of a pydantic error in words, with the nearest right key for an unknown
     one."""
     problems = error.errors()
+    # A message is one line; the others are only counted.
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"]) or "profile"
     if first["type"] == "extra_forbidden":
-        known = _keys_beside(first["loc"])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
-        hint = (
-            f"did you mean `{near[0]}`?"
-            if near
-            else f"known keys: {', '.join(sorted(known)) or 'none'}"
-        )
-        text = f"unknown key `{where}`; {hint}"
+        text = f"unknown key `{where}`; {_hint_for_key(first['loc'])}"
     elif first["type"] == "missing":
         text = f"`{where}` is missing; add it"
     elif first["type"] == "value_error":
         text = f"`{where}`: {first['msg'].removeprefix('Value error, ')}"
     else:
-        given = repr(first["input"])
-        text = f"`{where}`: {first['msg']}, got {given if len(given) <= 80 else given[:77] + '...'}"
-    return text + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+        # Pydantic's own words, which lack the value.
+        value = repr(first["input"])
+        if len(value) > _SHOWN_VALUE_CHARS:
+            value = value[: _SHOWN_VALUE_CHARS - 3] + "..."
+        text = f"`{where}`: {first['msg']}, got {value}"
+    if len(problems) > 1:
+        text += f" (and {len(problems) - 1} more)"
+    return text
+
+
+def _hint_for_key(location: tuple[int | str, ...]) -> str:
+    keys = _keys_beside(location)
+    known_keys = f"known keys: {', '.join(sorted(keys)) or 'none'}"
+    return did_you_mean(str(location[-1]), keys, known_keys, cutoff=0.4)
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the section has in which the last part of a location stands."""
+    model: Any = Profile
+    for part in location[:-1]:
+        if get_origin(model) is dict:
+            # `part` is a key that the user chose, such as a model's name in `prices`.
+            model = get_args(model)[1]
+            continue
+        field = getattr(model, "model_fields", {}).get(str(part))
+        model = field.annotation if field else None
+        if isinstance(model, UnionType):
+            # `X | None`
+            model = get_args(model)[0]
+    return list(getattr(model, "model_fields", ()))
 
 
 def require_secret(env_name: str | None, used_by: str) -> str:
@@ -280,9 +311,8 @@ def require_secret(env_name: str | None, used_by: str) -> str:
         raise ConfigError(
             f"{used_by} needs the environment variable {env_name}; set it and run again"
         )
-    if not (
-        value.isascii() and value.isprintable()
-    ):  # no HTTP header, and httpx2's error would show the secret
+    # No HTTP header could hold it, and httpx2's error would show the secret.
+    if not (value.isascii() and value.isprintable()):
         raise ConfigError(
             f"{used_by}: the value of {env_name} has characters that no key has; set it again"
         )
@@ -292,18 +322,23 @@ def require_secret(env_name: str | None, used_by: str) -> str:
 def secret_names(profile: Profile | None) -> set[str]:
     """Environment variables that may hold a secret: those that the profile names, and all that are
     called so here."""
-    named = _SECRET_NAME.findall(profile.model_dump_json()) if profile else ()
-    return {*named, *filter(_CALLED_SECRET.search, os.environ)}
+    # A shell may hold keys that no profile names, such as that of a model hub.
+    names = set(filter(_CALLED_SECRET.search, os.environ))
+    if profile:
+        names.update(_SECRET_NAME.findall(profile.model_dump_json()))
+    return names
 
 
-def withheld_secrets(profile: Profile | None, *needed: str | None) -> dict[str, str]:
-    """The environment of a process that needs no secrets but these, such as `MLFLOW_*`: the others
-    are empty there."""
-    return {
-        name: ""
-        for name in secret_names(profile)
-        if not any(fnmatchcase(name, each) for each in needed if each)
-    }
+def withheld_secrets(profile: Profile | None, *allowed: str | None) -> dict[str, str]:
+    """The environment of a process that needs no secrets but those allowed, such as `MLFLOW_*`: the
+    others are empty there."""
+    patterns = [pattern for pattern in allowed if pattern]
+    withheld: dict[str, str] = {}
+    for name in secret_names(profile):
+        is_allowed = any(fnmatchcase(name, pattern) for pattern in patterns)
+        if not is_allowed:
+            withheld[name] = ""
+    return withheld
 
 
 def profile_names() -> list[str]:
@@ -311,6 +346,7 @@ def profile_names() -> list[str]:
 
 
 def _folders() -> tuple[Path, Path]:
+    # A site's own profiles come before those that are shipped.
     return Path.cwd() / "configs", Path(__file__).parents[1] / "configs"
 
 
@@ -326,9 +362,8 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"profile {path}: not valid YAML: {' '.join(str(error).split())}"
-        ) from error
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"profile {path}: not valid YAML: {problem}") from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}"
@@ -338,30 +373,46 @@ def _parse(path: Path, text: str, extended_by: tuple[Path, ...] = ()) -> dict[st
             f"profile {path}: `extends` and `rehearses` exclude each other; give one of them"
         )
     for key in ("extends", "rehearses"):
-        if (other := raw.pop(key, None)) is None:
+        base = raw.pop(key, None)
+        if base is None:
             continue
+        # It may name itself by way of others.
         if path.resolve() in extended_by:
             raise ConfigError(f"profile {path}: {key} itself; name another profile")
-        beside = path.parent / str(other)
-        found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
-        below = _parse(found, _text_of(found), (*extended_by, path.resolve()))
+        base_path = _find_beside(path, str(base))
+        below = _parse(base_path, _text_of(base_path), (*extended_by, path.resolve()))
         if key == "rehearses":
-            _validated(found, below)
-            demo = _find(demo_of(below))
-            below = rehearsal(below, _parse(demo, _text_of(demo)), below.get("name", found.stem))
+            below = _rehearsal_of(base_path, below)
+        # A name is never that of the profile below.
         below.pop("name", None)
         return _laid_over(below, raw)
     return raw
 
 
+def _rehearsal_of(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    # A profile that is wrong itself can't be rehearsed.
+    _validated(path, raw)
+    demo = _find(demo_of(raw))
+    return rehearsal(raw, _parse(demo, _text_of(demo)), raw.get("name", path.stem))
+
+
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
-    merged = {
-        key: _laid_over(a, b)
-        for key, (a, b) in both.items()
-        if isinstance(a, dict) and isinstance(b, dict)
-    }
-    return below | above | merged
+    merged = below | above
+    for key in below.keys() & above.keys():
+        # Anything but two sections is a value, and takes the place of the one below; lists too.
+        section_below = below[key]
+        section_above = above[key]
+        if isinstance(section_below, dict) and isinstance(section_above, dict):
+            merged[key] = _laid_over(section_below, section_above)
+    return merged
+
+
+def _find_beside(path: Path, name_or_path: str) -> Path:
+    """The profile that the one at `path` names: a file beside it, or one as anywhere else."""
+    beside = path.parent / name_or_path
+    if beside.suffix in _YAML and beside.is_file():
+        return beside
+    return _find(name_or_path)
 
 
 def _find(name_or_path: str) -> Path:
@@ -371,44 +422,31 @@ def _find(name_or_path: str) -> Path:
             raise ConfigError(f"profile {path}: no such file")
         return path
     for folder in _folders():
-        if (candidate := folder / f"{name_or_path}.yaml").is_file():
+        candidate = folder / f"{name_or_path}.yaml"
+        if candidate.is_file():
             return candidate
-    known = profile_names()
-    near = difflib.get_close_matches(name_or_path, known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known profiles: {', '.join(known) or 'none'}"
+    names = profile_names()
+    known_profiles = f"known profiles: {', '.join(names) or 'none'}"
+    hint = did_you_mean(name_or_path, names, known_profiles)
     raise ConfigError(f"profile `{name_or_path}`: there is no configs/{name_or_path}.yaml; {hint}")
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:
+    """Set the key that an override names; sections that are absent are added."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"--set {override!r}: write it as dotted.key=value")
     try:
+        # Nothing behind the sign is an empty text; `null` says that there is no value.
         value = yaml.safe_load(text) if text else text
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not valid YAML") from error
-    *parents, leaf = key.split(".")
-    node = raw
-    for parent in parents:
-        child = node.get(parent)
-        if child is None:
-            child = node[parent] = {}
-        if not isinstance(child, dict):
-            raise ConfigError(f"--set {override!r}: `{parent}` is a value, not a section")
-        node = child
-    node[leaf] = value
-
-
-def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    model: Any = Profile
-    for part in location[:-1]:
-        if (
-            get_origin(model) is dict
-        ):  # `part` is a key that the user chose, such as a model's name in `prices`
-            model = get_args(model)[1]
-        else:
-            field = getattr(model, "model_fields", {}).get(str(part))
-            model = field.annotation if field else None
-            if isinstance(model, UnionType):  # `X | None`
-                model = get_args(model)[0]
-    return list(getattr(model, "model_fields", ()))
+    *section_names, leaf = key.split(".")
+    section = raw
+    for name in section_names:
+        if section.get(name) is None:
+            section[name] = {}
+        section = section[name]
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {override!r}: `{name}` is a value, not a section")
+    section[leaf] = value

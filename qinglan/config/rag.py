@@ -27,7 +27,8 @@ from qinglan.config.base import (
 RagPreset = Literal[
     "qinglan", "dify", "ragflow", "fastgpt", "chatchat", "elasticsearch", "qdrant", "milvus"
 ]
-TEXT, REWRITTEN_QUERY = "{text}", "{rewritten_query}"
+TEXT = "{text}"
+REWRITTEN_QUERY = "{rewritten_query}"
 PLACEHOLDERS = (
     TEXT,
     "{query}",
@@ -39,6 +40,7 @@ PLACEHOLDERS = (
 )
 
 
+# Read once: every profile that names a preset asks for it.
 @functools.cache
 def _presets() -> dict[str, dict[str, Any]]:
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
@@ -49,18 +51,19 @@ def _texts_in(template: JsonValue) -> Iterator[str]:
     """The texts that are values in it, at any depth."""
     if isinstance(template, str):
         yield template
-    elif isinstance(template, dict | list):
-        for part in template.values() if isinstance(template, dict) else template:
+    elif isinstance(template, dict):
+        yield from _texts_in(list(template.values()))
+    elif isinstance(template, list):
+        for part in template:
             yield from _texts_in(part)
 
 
 def _check_placeholders(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
     texts = set(_texts_in(request))
-    known = ", ".join(PLACEHOLDERS)
-    for text in texts:
-        if re.fullmatch(r"\{\w+\}", text) and text not in PLACEHOLDERS:
-            raise ValueError(f"there is no placeholder {text}; there are {known}")
-        if text not in PLACEHOLDERS and any(each in text for each in PLACEHOLDERS):
+    for text in texts - {*PLACEHOLDERS}:
+        if re.fullmatch(r"\{\w+\}", text):
+            raise ValueError(f"there is no placeholder {text}; there are {', '.join(PLACEHOLDERS)}")
+        if any(placeholder in text for placeholder in PLACEHOLDERS):
             raise ValueError(
                 f"{text!r}: a placeholder must be a whole value, without other text beside it"
             )
@@ -72,7 +75,8 @@ def _check_placeholders(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _check_jmespath(expression: str) -> str:
-    import jmespath  # 20 ms, which only a profile with such a setting needs
+    # 20 ms, which only a profile with such a setting needs.
+    import jmespath
 
     try:
         jmespath.compile(expression)
@@ -88,9 +92,11 @@ JmesPath = Annotated[str, AfterValidator(_check_jmespath)]
 
 
 class RagMapping(Section):
-    """How the retrieval service is asked and how it answers. The defaults are Qinglan's own
-    contract. What a profile does not say here is as in its `rag.preset`; docs/how-to/rag.md has
-    examples."""
+    """The shape of the retrieval service's requests and answers.
+
+    The defaults are Qinglan's own contract. What a profile does not say here is as in its
+    `rag.preset`; docs/how-to/rag.md has examples.
+    """
 
     request: Annotated[dict[str, JsonValue], AfterValidator(_check_placeholders)] = {
         "query": "{query}",
@@ -100,10 +106,12 @@ class RagMapping(Section):
         "score_threshold": "{score_threshold}",
         "rewritten_query": "{rewritten_query}",
     }
-    """The JSON object that is posted. These values are placeholders: `{text}` is the rewrite, or
-    the question where there is none; `{query}` is always the question; a key with
-    `{rewritten_query}` is left out where there is no rewrite; `{top_k}`, `{score_threshold}`,
-    `{tenant_id}` and `{kb_name}` are the profile's. It replaces the preset's whole request."""
+    """The JSON object that is posted; it replaces the preset's whole request.
+
+    These values are placeholders: `{text}` is the rewrite, or the question where there is none;
+    `{query}` is always the question; a key with `{rewritten_query}` is left out where there is no
+    rewrite; `{top_k}`, `{score_threshold}`, `{tenant_id}` and `{kb_name}` are the profile's.
+    """
     passages: JmesPath = "data.recall"
     """JMESPath of the list of passages in the answer, best first; `@` where the answer itself is
     the list."""
@@ -113,27 +121,33 @@ class RagMapping(Section):
     content: JmesPath = "content"
     score: JmesPath = "reranker_score"
     score_as: Literal["as_is", "sigmoid", "divide_by", "rank"] = "as_is"
-    """How the score becomes one in [0, 1]: it is one already; it is a logit; it is divided by
-    `divide_by`; or it does not count, and the passages get 1, 1/2, 1/3, … by their position."""
+    """Way from the score to one in [0, 1].
+
+    `as_is`: it is one already. `sigmoid`: it is a logit. `divide_by`: it is divided by `divide_by`.
+    `rank`: it does not count, and the passages get 1, 1/2, 1/3, … by their position.
+    """
     divide_by: Positive | None = None
     """The highest score that the service gives, for `score_as: divide_by`."""
     key_header: str = "authorization"
     """Header that carries the key of `rag.api_key_env`."""
     key_prefix: str = "Bearer "
-    """What stands before the key in it."""
+    """Text before the key in that header."""
 
     @model_validator(mode="after")
     def _divide_where_it_is_said(self) -> Self:
-        if (self.score_as == "divide_by") != (self.divide_by is not None):
+        divides = self.score_as == "divide_by"
+        has_divisor = self.divide_by is not None
+        if divides != has_divisor:
             raise ValueError(
-                "`score_as: divide_by` and a number in `divide_by` belong together; give both or neither"
+                "`score_as: divide_by` and a number in `divide_by` belong together; "
+                "give both or neither"
             )
         return self
 
     @property
     def takes_rewrite(self) -> bool:
-        """Whether the service gets question and rewrite apart, as one that rewrites by itself needs
-        it."""
+        """Does the service get question and rewrite apart, as one that rewrites by itself needs
+        it?"""
         return REWRITTEN_QUERY in _texts_in(self.request)
 
 
@@ -144,8 +158,7 @@ class Rag(Section):
     """Address that takes the POST, or `embedded` for the BM25 simulator; `{kb_name}` in it stands
     for `rag.kb_name`."""
     preset: RagPreset = "qinglan"
-    """How the service is asked and answers: by Qinglan's own contract, or as one of these products
-    does."""
+    """Shape of requests and answers: Qinglan's own contract, or that of one of these products."""
     mapping: RagMapping = RagMapping()
     knowledge_base: LocalPath = EMBEDDED
     """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample.
@@ -161,22 +174,24 @@ class Rag(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _lay_mapping_over_preset(cls, given: Any) -> Any:
-        preset = given.get("preset", "qinglan") if isinstance(given, dict) else None
-        if preset in (None, "qinglan") or preset not in get_args(RagPreset):
-            return given
-        mapping = given.get("mapping") or {}
-        return (
-            {**given, "mapping": {**_presets()[preset], **mapping}}
-            if isinstance(mapping, dict)
-            else given
-        )
+    def _lay_mapping_over_preset(cls, values: Any) -> Any:
+        # What is not as it should be is left for the fields' own checks to refuse.
+        if not isinstance(values, dict):
+            return values
+        preset = values.get("preset", "qinglan")
+        if preset == "qinglan" or preset not in get_args(RagPreset):
+            return values
+        mapping = values.get("mapping") or {}
+        if not isinstance(mapping, dict):
+            return values
+        return {**values, "mapping": {**_presets()[preset], **mapping}}
 
     @property
     def answer_key(self) -> dict[str, Any]:
-        """What an answer depends on beside the texts. Qinglan's own contract is left out, so that
-        its keys stay."""
+        """The settings that an answer depends on, beside the texts."""
         settings = self.model_dump(
             mode="json", include={"url", "kb_name", "top_k", "score_threshold"}
         )
-        return settings | self.model_dump(mode="json", include={"mapping"}, exclude_defaults=True)
+        # Qinglan's own contract is left out, so that its keys stay.
+        mapping = self.model_dump(mode="json", include={"mapping"}, exclude_defaults=True)
+        return settings | mapping

@@ -93,8 +93,7 @@ class Ledger:
                 calls = self._unrecorded_calls(db, calls)
                 failures = _unrecorded_failures(db, failures)
             self._record(db, calls, failures)
-            answered = [call.request_hash for call in order.calls]
-            self.release([*order.released, *answered], self.holder, db)
+            self.release([*order.released, *_hashes_of(order.calls)], self.holder, db)
             answers = self.get_many(order.wanted, db)
             unanswered = [
                 request_hash for request_hash in order.wanted if request_hash not in answers
@@ -135,7 +134,7 @@ class Ledger:
         """Keep answers and failures; the answers' claims end, of any holder."""
         with self._transaction() as db:
             self._record(db, calls, failures)
-            self.release([call.request_hash for call in calls], within=db)
+            self.release(_hashes_of(calls), within=db)
 
     def claim(self, hashes: Collection[str], holder: str) -> set[str]:
         """Take what no living process holds and what has no answer; `holder` begins with `BATCH`
@@ -408,7 +407,7 @@ class Ledger:
 
     def _unrecorded_calls(self, db: sa.Connection, calls: Sequence[Call]) -> list[Call]:
         # No other client can have bought these: this one has the claims.
-        recorded = self.get_many([call.request_hash for call in calls], db)
+        recorded = self.get_many(_hashes_of(calls), db)
         return [call for call in calls if call.request_hash not in recorded]
 
     def _claim(
@@ -462,9 +461,13 @@ class Ledger:
         db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
 
 
+def _hashes_of(entries: Sequence[Call | Failure]) -> list[str]:
+    return [entry.request_hash for entry in entries]
+
+
 def _unrecorded_failures(db: sa.Connection, failures: Sequence[Failure]) -> list[Failure]:
     recorded: set[tuple[str, float]] = set()
-    for portion in _portions([failure.request_hash for failure in failures]):
+    for portion in _portions(_hashes_of(failures)):
         query = sa.select(FAILURES.c.request_hash, FAILURES.c.created_s).where(
             FAILURES.c.request_hash.in_(portion)
         )

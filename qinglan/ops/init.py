@@ -4,7 +4,6 @@ The file extends a shipped profile and holds only what differs from it. Headers 
 outside, so they reach the file through YAML's own writer, and no comment holds any.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from qinglan.errors import ConfigError, WorkbookError
 from qinglan.ops.checks import Check
 from qinglan.ops.preflight import plan_profile_checks
 from qinglan.rows import normalise
-from qinglan.text import one_line
+from qinglan.text import nearest_names, one_line
 
 Values = dict[str, Any]
 Role = Literal["teacher", "judge"]
@@ -218,7 +217,7 @@ def _column_in(header: Sequence[str], column: str, where: str) -> str:
     """The column, which must be in the header."""
     if column in header:
         return column
-    near = difflib.get_close_matches(column, header, n=1)
+    near = nearest_names(column, header)
     hint = f"; nearest: {one_line(near[0])}" if near else ""
     raise WorkbookError(
         f"{where}: no column {one_line(column)!r}; its header has {_names(header)}{hint}"

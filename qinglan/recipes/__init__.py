@@ -6,7 +6,6 @@ defines `RECIPE`, an object of a class derived from `Recipe`, which has a grader
 graded by rules on the row, and by a judge). docs/how-to/add-a-recipe.md adds one.
 """
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -28,6 +27,7 @@ from qinglan.recipes.base import Recipe
 from qinglan.recipes.findings import Finding, FindingRow
 from qinglan.recipes.inputs import Input, identifying, placeholders
 from qinglan.recipes.prompting import DATA_RULE, delimited, one_line, prompt
+from qinglan.text import did_you_mean
 
 __all__ = [
     "DATA_RULE",
@@ -91,10 +91,8 @@ def _built_in_names() -> tuple[str, ...]:
 
 
 def _hint(name: str) -> str:
-    similar_names = difflib.get_close_matches(name, _built_in_names(), n=1)
-    if similar_names:
-        return f"did you mean `{similar_names[0]}`?"
-    return f"known recipes: {', '.join(_built_in_names())}, or a .py file's path"
+    known_recipes = f"known recipes: {', '.join(_built_in_names())}, or a .py file's path"
+    return did_you_mean(name, _built_in_names(), known_recipes)
 
 
 def _from_file(path: Path) -> tuple[Recipe, str]:

@@ -2,6 +2,7 @@
 the way."""
 
 import asyncio
+import itertools
 import json
 import re
 from collections import Counter
@@ -63,11 +64,9 @@ class CountingStore(SimulatedBatchStore):
         return super().create(request)
 
     def list(self, after: str | None = None, limit: int = 20) -> dict[str, Any]:
-        return (
-            super().list(after, limit)
-            if self.listed
-            else {"object": "list", "data": [], "has_more": False}
-        )
+        if not self.listed:
+            return {"object": "list", "data": [], "has_more": False}
+        return super().list(after, limit)
 
     def file(self, file_id: str) -> bytes:
         content = super().file(file_id)
@@ -78,7 +77,7 @@ class CountingStore(SimulatedBatchStore):
 
     @property
     def times_asked(self) -> Counter[str]:
-        return Counter(each for batch in self.created for each in batch)
+        return Counter(itertools.chain.from_iterable(self.created))
 
 
 @dataclass
@@ -91,16 +90,12 @@ class Trouble:
     (`half`), or is no more than a status, or a status and an error's code."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path = (
-            scope.get("method"),
-            scope.get("path", ""),
-        )  # neither at the start and the end of the app
-        found = [each for each in self.to_come if each[0] == method and re.match(each[1], path)]
-        if not found:
+        trouble = self.trouble_for(scope)
+        if trouble is None:
             await self.app(scope, receive, send)
             return
-        self.to_come.remove(found[0])
-        how = found[0][2]
+        self.to_come.remove(trouble)
+        how = trouble[2]
         status, _, code = how.partition(" ")
         if status.isdigit():
             error = {"error": {"message": "bad key sk-secret", "code": code}}
@@ -111,15 +106,20 @@ class Trouble:
             if how == "half" and message["type"] == "http.response.start":
                 await send(message)
             elif how == "half" and message.get("body"):
-                await send(
-                    {
-                        **message,
-                        "body": message["body"][: len(message["body"]) // 2],
-                        "more_body": True,
-                    }
-                )
+                half = message["body"][: len(message["body"]) // 2]
+                await send({**message, "body": half, "more_body": True})
 
-        await self.app(scope, receive, badly)  # uvicorn closes a connection whose answer never ends
+        # uvicorn closes a connection whose answer never ends.
+        await self.app(scope, receive, badly)
+
+    def trouble_for(self, scope: Scope) -> tuple[str, str, str] | None:
+        # The start and the end of the app have neither.
+        method = scope.get("method")
+        path = scope.get("path", "")
+        for trouble in self.to_come:
+            if trouble[0] == method and re.match(trouble[1], path):
+                return trouble
+        return None
 
 
 @dataclass
@@ -147,7 +147,7 @@ def start_one() -> Iterator[Start]:
 
 @pytest.fixture(params=[pytest.param(None, id=pytest.HIDDEN_PARAM, marks=pytest.mark.slow)])
 def start(start_one: Start) -> Start:
-    """For the many tests that take minutes together."""
+    """Start simulators in one of the many tests that take minutes together."""
     return start_one
 
 
@@ -180,11 +180,11 @@ def new_ledger(folder: Path, kind: type[Ledger] = Ledger) -> Ledger:
 
 
 async def ask(
-    ledger: Ledger, url: str, wanted: list[Request], settings: Any = None, **options: Any
+    ledger: Ledger, url: str, questions: list[Request], settings: Any = None, **options: Any
 ) -> BatchOutcome:
     async with openai_client(Endpoint(model=REWRITER, timeout_s=120), url, "teacher") as client:
         return await distill_by_batch(
-            wanted,
+            questions,
             client=client,
             ledger=ledger,
             settings=BatchApi.model_validate({"poll_every_s": 0.02} | (settings or {})),
@@ -192,38 +192,48 @@ async def ask(
         )
 
 
-async def ask_and_die(ledger: Ledger, url: str, wanted: list[Request], batches: int = 1) -> None:
+async def ask_and_die(ledger: Ledger, url: str, questions: list[Request], batches: int = 1) -> None:
     """Ask, and be cancelled once so many batches are there and have been looked at."""
-    seen = asyncio.Event()
+    are_looked_at = asyncio.Event()
 
     def look(progress: BatchProgress) -> None:
         if progress.batches == batches:
-            seen.set()
+            are_looked_at.set()
 
-    asking = asyncio.create_task(ask(ledger, url, wanted, on_progress=look))
-    await asyncio.wait_for(seen.wait(), 120)
+    asking = asyncio.create_task(ask(ledger, url, questions, on_progress=look))
+    await asyncio.wait_for(are_looked_at.wait(), 120)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
 
 
-def free(ledger: Ledger, wanted: list[Request]) -> bool:
-    """Whether the live pass could ask all of these."""
-    hashes = {each.request_hash for each in wanted}
+def free(ledger: Ledger, questions: list[Request]) -> bool:
+    """Could the live pass ask all of these?"""
+    hashes = set(hashes_of(questions))
     return ledger.claim(hashes, ledger.holder) == hashes
 
 
+def hashes_of(questions: list[Request]) -> list[str]:
+    return [question.request_hash for question in questions]
+
+
+def missing_of(questions: list[Request], outcome: BatchOutcome) -> list[Request]:
+    return [question for question in questions if question.request_hash in outcome.missing]
+
+
 async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, start: Start):
-    clock, seen = Clock(), list[BatchProgress]()
-    teacher, wanted = start(batch_s=60.0, clock=clock), requests(5)
+    clock = Clock()
+    looks: list[BatchProgress] = []
+    teacher = start(batch_s=60.0, clock=clock)
+    questions = requests(5)
 
     def look(progress: BatchProgress) -> None:
-        seen.append(progress)
+        looks.append(progress)
         clock.now += 60
 
-    outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
+    outcome = await ask(ledger, teacher.url, questions, on_progress=look)
     assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
-    calls = ledger.get_many([each.request_hash for each in wanted]).values()
+    calls = ledger.get_many(hashes_of(questions)).values()
     usage = ledger.usage("r", "teacher")
     assert not ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
     full_price = (
@@ -231,8 +241,9 @@ async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, 
     ) / 1e6
     assert usage.cost_usd == pytest.approx(full_price / 2)
     assert {call.latency_ms for call in calls} == {None}
-    assert all("虾青素" in call.text for call in calls)
-    assert (seen[0].completed, seen[-1].completed, seen[-1].total) == (0, 5, 5)
+    assert [call.text for call in calls if "虾青素" not in call.text] == []
+    assert looks[0].completed == 0
+    assert (looks[-1].completed, looks[-1].total) == (5, 5)
 
 
 async def test_what_the_ledger_has_is_not_sent_again_and_batches_are_no_larger_than_asked_for(
@@ -245,21 +256,22 @@ async def test_what_the_ledger_has_is_not_sent_again_and_batches_are_no_larger_t
 
 
 async def test_failed_lines_are_recorded_and_left_to_the_live_pass(ledger: Ledger, start: Start):
-    teacher, wanted = start(fault_rate=0.3, seed=2), requests(40)
-    outcome = await ask(ledger, teacher.url, wanted)
+    teacher = start(fault_rate=0.3, seed=2)
+    questions = requests(40)
+    outcome = await ask(ledger, teacher.url, questions)
     failed = len(outcome.missing)
     assert (outcome.answered + failed, outcome.reasons) == (40, {"http_500": failed})
     assert failed > 3
     assert teacher.store._files == {}, "no question stays at the service"
     usage = ledger.usage("r", "teacher")
     assert (usage.calls, usage.failed) == (40, failed)
-    assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+    assert free(ledger, missing_of(questions, outcome))
 
 
 REPORTED_USD, MOST_USD, ESTIMATED_USD = (
     0.5 * cost_usd(PRICE, *tokens) for tokens in ((100, 10), (6, 60), (5, 1))
 )
-"""Of the lines below; a question has 7 characters, its answer at most 60 tokens."""
+"""Costs of the lines below; a question has 7 characters, its answer at most 60 tokens."""
 
 
 @pytest.mark.parametrize(
@@ -273,15 +285,19 @@ REPORTED_USD, MOST_USD, ESTIMATED_USD = (
         (completion("虾青") | {"usage": None}, None, ESTIMATED_USD, False),
     ],
 )
-@pytest.mark.parametrize("known", [0, 1])
+@pytest.mark.parametrize("number", [0, 1])
 async def test_lines_are_paid_for_and_those_without_an_answer_left_to_the_live_pass(
-    ledger: Ledger, body: Any, reason: str | None, usd: float, estimated: bool, known: int
+    ledger: Ledger, body: Any, reason: str | None, usd: float, estimated: bool, number: int
 ):
-    request_hash, its_or_another = requests(1)[0].request_hash, requests(2)[known]
+    request_hash = requests(1)[0].request_hash
+    its_or_another = requests(2)[number]
     store = BatchStore(ledger, ACCOUNT, SERVER, {its_or_another.request_hash: its_or_another})
     line = {"custom_id": request_hash, "response": {"status_code": 200, "body": body}}
-    for _ in range(2):  # the batch's files are read again where lines were missing
-        await store.keep([found for found in [parse_result(json.dumps(line).encode())] if found])
+    result = parse_result(json.dumps(line).encode())
+    assert result
+    # The batch's files are read again where lines were missing.
+    for _ in range(2):
+        await store.keep([result])
     (tried,) = ledger.attempts("request_hash", request_hash)
     assert (tried.outcome, tried.cost_usd, tried.estimated) == (
         reason or "stop",
@@ -319,7 +335,8 @@ async def test_a_lost_answer_costs_nothing(
 async def test_a_batch_that_expires_or_is_late_and_cancelled_gives_what_it_has(
     ledger: Ledger, start: Start, window_s: float, settings: dict[str, float], reason: str
 ):
-    clock, wanted = Clock(), requests(50)
+    clock = Clock()
+    questions = requests(50)
     teacher = start(batch_s=60.0, window_s=window_s, clock=clock)
     began_s = clock.now
 
@@ -328,8 +345,8 @@ async def test_a_batch_that_expires_or_is_late_and_cancelled_gives_what_it_has(
         (batch,) = teacher.store._batches.values()
         clock.now = began_s + (30 if settings and batch.cancelling_s is None else 60)
 
-    outcome = await ask(ledger, teacher.url, wanted, settings, on_progress=look)
-    assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+    outcome = await ask(ledger, teacher.url, questions, settings, on_progress=look)
+    assert free(ledger, missing_of(questions, outcome))
     assert (outcome.answered, outcome.reasons) == (25, {reason: 25})
 
 
@@ -337,48 +354,54 @@ async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up_and_its
     ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     async def go_on(*_: object) -> None:
-        """As a service that can't cancel."""
+        """Behave as a service that can't cancel."""
 
     monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.05)
     monkeypatch.setattr("qinglan.clients.batch_api.service.BatchService.cancel", go_on)
-    teacher, wanted = start(batch_s=2.0), requests(3)
-    outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
+    teacher = start(batch_s=2.0)
+    questions = requests(3)
+    outcome = await ask(ledger, teacher.url, questions, {"give_up_after_h": 0.05 / 3600})
     assert (len(outcome.missing), outcome.reasons) == (3, {"batch_late": 3})
-    assert free(ledger, wanted)
+    assert free(ledger, questions)
     assert ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
-    ledger.record([call(each.request_hash) for each in wanted])  # bought one by one meanwhile
+    # Bought one by one meanwhile.
+    ledger.record([call(request_hash) for request_hash in hashes_of(questions)])
     await asyncio.sleep(2.0)
     live_usd = ledger.spent_usd("r")[0]
-    await ask(ledger, teacher.url, wanted)
+    await ask(ledger, teacher.url, questions)
     assert ledger.spent_usd("r")[0] > live_usd, "the service charges for the late batch as well"
     assert not ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
 
 
 async def test_a_batch_that_fails_as_a_whole_says_why(ledger: Ledger, start: Start):
-    wanted = requests(3, model="no-such-model")
-    outcome = await ask(ledger, start().url, wanted)
+    questions = requests(3, model="no-such-model")
+    outcome = await ask(ledger, start().url, questions)
     assert (outcome.answered, outcome.reasons) == (0, {"batch_model_not_found": 3})
-    assert free(ledger, wanted)
+    assert free(ledger, questions)
 
 
 async def test_a_batch_that_another_account_sent_is_not_bought_again_unless_it_is_dropped(
     ledger: Ledger, start: Start
 ):
-    first, second, wanted = start(batch_s=60.0), start(), requests(3)
-    await ask_and_die(ledger, first.url, wanted)
+    first = start(batch_s=60.0)
+    second = start()
+    questions = requests(3)
+    await ask_and_die(ledger, first.url, questions)
     (batch_id,) = first.store._batches
     with pytest.raises(
         ConfigError, match=f"teacher: the service knows no batch {batch_id}, which has 3 requests"
     ):
-        await ask(ledger, second.url, wanted)
-    assert not free(ledger, wanted) and not second.store.created
+        await ask(ledger, second.url, questions)
+    assert not free(ledger, questions)
+    assert second.store.created == []
     assert (await ask(ledger, second.url, requests(4)[3:])).answered == 1, "others may go on"
-    assert ledger.drop_batch(batch_id) and ledger.drop_batch(batch_id) is None
-    assert (await ask(ledger, second.url, wanted)).answered == 3
+    assert ledger.drop_batch(batch_id)
+    assert ledger.drop_batch(batch_id) is None
+    assert (await ask(ledger, second.url, questions)).answered == 3
 
 
 @pytest.mark.parametrize("how", ["lose", "lose, and the list fails", "429", "503"])
-async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when_it_can_not_come_any_more(
+async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when_it_can_not_come(
     ledger: Ledger,
     start_one: Start,
     monkeypatch: pytest.MonkeyPatch,
@@ -394,7 +417,8 @@ async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when
     teacher.trouble.to_come += [("POST", "/v1/batches", how.split(",")[0]), *list_fails]
     asking = asyncio.create_task(ask(ledger, teacher.url, requests(3)))
     await asyncio.sleep(1)
-    said, teacher.store.listed = caplog.text, True
+    said = caplog.text
+    teacher.store.listed = True
     assert (await asyncio.wait_for(asking, 20)).answered == 3
     assert set(teacher.store.times_asked.values()) == {1}
     assert ("batch of 3 requests: the service did not confirm it; it is looked for" in said) == (
@@ -403,7 +427,7 @@ async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when
 
 
 @pytest.mark.parametrize(
-    ("flaw", "answered", "kept"),
+    ("flaw", "answered", "files_stay"),
     [
         ({"short": 2}, 4, False),
         ({"short": 9}, 3, True),
@@ -411,19 +435,21 @@ async def test_a_batch_is_asked_for_again_at_once_where_it_was_refused_else_when
         ({"too_long": b"x" * 3000}, 4, True),
     ],
 )
-async def test_a_file_with_fewer_lines_than_counted_is_read_again_and_not_deleted_nor_one_with_too_long_a_line(
+async def test_a_file_that_lacks_lines_is_read_again_and_not_deleted_nor_one_with_too_long_a_line(
     ledger: Ledger,
     start_one: Start,
     caplog: pytest.LogCaptureFixture,
     flaw: dict[str, Any],
     answered: int,
-    kept: bool,
+    files_stay: bool,
 ):
-    teacher = start_one(fault_rate=0.3)  # the fourth of five fails
+    # The fourth of five fails.
+    teacher = start_one(fault_rate=0.3)
     vars(teacher.store).update(flaw)
     outcome = await ask(ledger, teacher.url, requests(5))
-    found = outcome.answered, bool(teacher.store._files), caplog.text.count("its files stay there")
-    assert found == (answered, kept, kept)
+    assert outcome.answered == answered
+    assert bool(teacher.store._files) == files_stay
+    assert caplog.text.count("its files stay there") == files_stay
 
 
 async def test_a_result_file_that_trickles_is_not_waited_for(
@@ -443,14 +469,16 @@ async def test_a_restart_waits_for_its_batch_and_merges_somebody_elses_in_passin
     tmp_path: Path, start: Start
 ):
     clock = Clock()
-    teacher, theirs = start(batch_s=60.0, clock=clock), requests(9)[6:]
-    for batches, left in enumerate((requests(4), theirs), 1):
+    teacher = start(batch_s=60.0, clock=clock)
+    others_questions = requests(9)[6:]
+    for batches, questions in enumerate((requests(4), others_questions), 1):
         with ledger_in(tmp_path) as ledger:
-            await ask_and_die(ledger, teacher.url, left, batches)
-    teacher.store._batch_s, clock.now = 0.0, clock.now + 60
+            await ask_and_die(ledger, teacher.url, questions, batches)
+    teacher.store._batch_s = 0.0
+    clock.now += 60
     with ledger_in(tmp_path) as ledger:
         assert (await ask(ledger, teacher.url, requests(6))).answered == 6
-        assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
+        assert len(ledger.get_many(hashes_of(others_questions))) == 3
     assert sorted(map(len, teacher.store.created)) == [2, 3, 4]
 
 
@@ -470,38 +498,42 @@ async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):
 async def test_a_batch_lock_is_not_waited_for_for_ever(
     ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    teacher, wanted = start(batch_s=60.0), requests(3)
-    await ask_and_die(ledger, teacher.url, wanted)
+    teacher = start(batch_s=60.0)
+    questions = requests(3)
+    await ask_and_die(ledger, teacher.url, questions)
     (job,) = ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
     monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.3)
     said = rf"^batch {job.batch_id} is held by process \d+ on .*; wait until that run has ended"
     ledger.claim([f"batch-lock:{job.digest}"], ledger.holder + "another")
     with pytest.raises(LedgerError, match=said):
         await asyncio.wait_for(
-            ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.1 / 3600}), 20
+            ask(ledger, teacher.url, questions, {"give_up_after_h": 0.1 / 3600}), 20
         )
 
 
 async def test_what_somebody_is_asking_live_is_not_sent(tmp_path: Path, start: Start):
-    teacher, wanted = start(), requests(3)
-    with ledger_in(tmp_path) as other:
-        other.claim([wanted[1].request_hash], other.holder)
+    teacher = start()
+    questions = requests(3)
+    with ledger_in(tmp_path) as others_ledger:
+        others_ledger.claim([questions[1].request_hash], others_ledger.holder)
         with ledger_in(tmp_path) as ledger:
-            outcome = await ask(ledger, teacher.url, wanted)
-        assert outcome.missing == (wanted[1].request_hash,)
-        assert not free(new_ledger(tmp_path), wanted[1:2])
+            outcome = await ask(ledger, teacher.url, questions)
+        assert outcome.missing == (questions[1].request_hash,)
+        assert not free(new_ledger(tmp_path), questions[1:2])
 
 
 async def test_only_what_can_be_paid_for_is_sent(ledger: Ledger, start: Start):
-    teacher, wanted = start(), requests(20)
-    worst_case_usd = sum(batch_costs_usd(wanted, PRICE, None))
+    teacher = start()
+    questions = requests(20)
+    worst_case_usd = sum(batch_costs_usd(questions, PRICE, None))
 
     def left_usd() -> float:
         return worst_case_usd / 2 - ledger.spent_usd("r")[0]
 
-    outcome = await ask(ledger, teacher.url, wanted, affordable_usd=left_usd)
+    outcome = await ask(ledger, teacher.url, questions, affordable_usd=left_usd)
     assert left_usd() >= 0
-    assert 10 < outcome.answered < 20  # the real tokens left room for a second batch
+    # The real tokens left room for a second batch.
+    assert 10 < outcome.answered < 20
     assert outcome.reasons == {"over_budget": len(outcome.missing)}
     assert len(teacher.store.created) == 2
 
@@ -552,26 +584,27 @@ class MortalLedger(Ledger):
 
     dies_at = -1
     after = False
-    writes, dead = 0, False
+    writes = 0
+    dead = False
 
     def __init__(self, url: Any) -> None:
         super().__init__(url)
         self.holder = self.holder.replace(f"|{self.holder.split('|')[1]}|", "|4999999|")
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return (
-            partial(self.write, found)
-            if name in ("save_batch", "claim", "release", "exchange", "record")
-            else found
-        )
+        value = super().__getattribute__(name)
+        if name in ("save_batch", "claim", "release", "exchange", "record"):
+            return partial(self.write, value)
+        return value
 
-    def write(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def write(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if self.dead:
             raise KilledError
         self.dead = self.writes == self.dies_at
         self.writes += 1
-        result = None if self.dead and not self.after else method(*arguments, **named)
+        if self.dead and not self.after:
+            raise KilledError
+        result = method(*arguments, **options)
         if self.dead:
             raise KilledError
         return result
@@ -582,19 +615,22 @@ async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, after: bool
 ):
     monkeypatch.setattr("qinglan.clients.batch_api.jobs._LINES_PER_COMMIT", 2)
-    teacher, wanted, deaths = start(), requests(6), 0
+    teacher = start()
+    questions = requests(6)
+    deaths = 0
     while True:
         folder = tmp_path / str(deaths)
         mortal = new_ledger(folder, MortalLedger)
-        mortal.dies_at, mortal.after = deaths, after
+        mortal.dies_at = deaths
+        mortal.after = after
         teacher.store.created.clear()
         try:
-            await ask(mortal, teacher.url, wanted)
+            await ask(mortal, teacher.url, questions)
             break
         except KilledError:
             deaths += 1
         with ledger_in(folder) as ledger:
-            assert (await ask(ledger, teacher.url, wanted)).answered == 6
+            assert (await ask(ledger, teacher.url, questions)).answered == 6
             assert ledger.usage("r", "teacher").calls == 6
             assert not ledger.open_batches(server=batch_server(SERVER, REWRITER), role="teacher")
         assert set(teacher.store.times_asked.values()) == {1}, deaths
@@ -617,18 +653,22 @@ def test_a_line_without_an_answer_has_a_reason_unless_it_names_no_request(
     line: bytes, reason: str | None
 ):
     result = parse_result(line)
-    assert (result and (result.completion, result.reason)) == (reason and (None, reason))
+    if reason is None:
+        assert result is None
+    else:
+        assert result
+        assert (result.completion, result.reason) == (None, reason)
 
 
 def test_chunks_by_count_and_bytes():
-    wanted = requests(5)
-    length = len(request_line(wanted[0]))
-    assert [len(chunk) for chunk in chunks(wanted, 2)] == [2, 2, 1]
-    assert [len(chunk) for chunk in chunks(wanted, 9, max_bytes=3 * length)] == [3, 2]
+    questions = requests(5)
+    length = len(request_line(questions[0]))
+    assert [len(chunk) for chunk in chunks(questions, 2)] == [2, 2, 1]
+    assert [len(chunk) for chunk in chunks(questions, 9, max_bytes=3 * length)] == [3, 2]
 
 
 def test_costs_are_those_of_the_longest_answer_until_enough_calls_are_known():
     (guessed,) = batch_costs_usd(requests(1), PRICE, (100, 10, 49))
     assert guessed == pytest.approx(0.5 * (6 + 10 * 60) / 1e6)
-    (known,) = batch_costs_usd(requests(1), PRICE, (100, 10, 50))
-    assert known == pytest.approx(1.1 * 0.5 * (100 + 10 * 10) / 1e6)
+    (by_mean_tokens,) = batch_costs_usd(requests(1), PRICE, (100, 10, 50))
+    assert by_mean_tokens == pytest.approx(1.1 * 0.5 * (100 + 10 * 10) / 1e6)

@@ -37,7 +37,7 @@ GZIPPED = {"content-encoding": "gzip"}
 CUT = (200, completion("虾青", "insufficient_system_resource"))
 REPORTED_USD = (100 * 1 + 10 * 10) / 1e6
 MOST_USD = (4 * 1 + 256 * 10) / 1e6
-"""Of a question of five characters, and an answer of max_tokens."""
+"""The cost of a question of five characters, and of an answer of max_tokens."""
 
 
 @asynccontextmanager
@@ -52,11 +52,12 @@ async def client(
     endpoint = Endpoint.model_validate({"model": "m", "max_retries": 2, "timeout_s": 5} | options)
     with ledger_in(path) as ledger:
         queue = LedgerQueue(ledger, "r", budget or Budget())
-        made = ChatClient(endpoint, url, Account("r", "t", role, "m", PRICE), queue, key_salt=salt)
+        account = Account("r", "t", role, "m", PRICE)
+        chat = ChatClient(endpoint, url, account, queue, key_salt=salt)
         try:
-            yield made
+            yield chat
         finally:
-            await made.close()
+            await chat.close()
             await queue.close()
 
 
@@ -68,14 +69,15 @@ async def failure(path: Path, url: str, **options: Any) -> TeacherError:
 
 
 async def ask_many(chat: ChatClient, count: int) -> list[Any]:
-    asked = (chat.ask([{"role": "user", "content": str(n)}], str) for n in range(count))
-    return await asyncio.gather(*asked, return_exceptions=True)
+    questions = [[{"role": "user", "content": str(number)}] for number in range(count)]
+    asking = (chat.ask(messages, str) for messages in questions)
+    return await asyncio.gather(*asking, return_exceptions=True)
 
 
 def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
     with ledger_in(path) as ledger:
-        found = ledger.usage("r", role)
-        return found.calls, found.failed
+        usage_of_role = ledger.usage("r", role)
+        return usage_of_role.calls, usage_of_role.failed
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +135,8 @@ async def test_an_answer_is_paid_once_over_clients_and_once_more_at_another_serv
         == ("虾青素 服用方法", 0.0002)
     )
     assert len(service.bodies) == 1
-    other = serve(script_of((200, completion("x"))))
-    async with client(tmp_path, other.url, salt=other.url) as chat:
+    other_service = serve(script_of((200, completion("x"))))
+    async with client(tmp_path, other_service.url, salt=other_service.url) as chat:
         assert (await chat.ask(MESSAGES, str)).value == "x"
 
 
@@ -142,10 +144,9 @@ async def test_the_same_question_under_way_is_sent_once_also_by_two_processes(
     tmp_path: Path, serve: Serve
 ):
     service = serve(lambda _: time.sleep(0.2) or (200, completion("x")))
-    async with client(tmp_path, service.url) as one, client(tmp_path, service.url) as other:
-        answers = await asyncio.gather(
-            *(chat.ask(MESSAGES, str) for chat in (one, one, one, other))
-        )
+    async with client(tmp_path, service.url) as first, client(tmp_path, service.url) as second:
+        clients = (first, first, first, second)
+        answers = await asyncio.gather(*(chat.ask(MESSAGES, str) for chat in clients))
     assert sorted(answer.cached for answer in answers) == [False, True, True, True]
     assert len(service.bodies) == 1
 
@@ -193,7 +194,8 @@ async def test_a_body_without_end_is_not_read(
     )
     error = await failure(tmp_path, service.url)
     assert (error.reason, error.transient, len(service.bodies)) == ("answer_too_long", False, 1)
-    assert "more than 1,000 bytes" in str(error) and usage(tmp_path) == (1, 1)
+    assert "more than 1,000 bytes" in str(error)
+    assert usage(tmp_path) == (1, 1)
     assert cost(tmp_path) == (pytest.approx(MOST_USD), pytest.approx(MOST_USD), [True])
     monkeypatch.setattr(limits, "MOST_BODY_BYTES", 2000)
     async with client(tmp_path, service.url) as chat:
@@ -212,7 +214,8 @@ async def test_a_body_without_end_is_not_read(
 async def test_transient_failures_are_retried_when_the_service_says(
     tmp_path: Path, serve: Serve, fault: Any, wait_s: float
 ):
-    service, start = serve(script_of(fault, fault, (200, completion("x")))), time.monotonic()
+    service = serve(script_of(fault, fault, (200, completion("x"))))
+    start = time.monotonic()
     async with client(tmp_path, service.url) as chat:
         assert (await chat.ask(MESSAGES, str)).value == "x"
     assert time.monotonic() - start >= wait_s
@@ -234,9 +237,10 @@ async def test_a_malformed_answer_is_retried_and_shows_no_key(
 async def test_who_fails_lets_the_other_try(tmp_path: Path, serve: Serve):
     service = serve(script_of((500, {}), (200, completion("x"))))
     asking = partial(client, tmp_path, service.url, max_retries=0)
-    async with asking() as one, asking() as other:
-        asked = (one.ask(MESSAGES, str), other.ask(MESSAGES, str))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+    async with asking() as first, asking() as second:
+        answers = await asyncio.gather(
+            first.ask(MESSAGES, str), second.ask(MESSAGES, str), return_exceptions=True
+        )
     assert [getattr(answer, "value", None) for answer in answers] in ([None, "x"], ["x", None])
 
 
@@ -249,14 +253,21 @@ async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Ser
     )
     for number, reply in enumerate(replies):
         error = await failure(tmp_path / str(number), serve(script_of(reply)).url, max_retries=0)
-        assert "不行" in error.said and "\x1b" not in error.said
+        assert "不行" in error.said
+        assert "\x1b" not in error.said
         assert "不行" not in str(error), (
             "it may quote the question, which no page or notification may show"
         )
 
 
-OVERDUE = ("billing_hard_limit_reached", "AllocationQuota.FreeTierOnly", "1113", "AccountOverdueError",
-           "insufficient_user_quota", "pre_consume_token_quota_failed")  # fmt: skip
+OVERDUE = (
+    "billing_hard_limit_reached",
+    "AllocationQuota.FreeTierOnly",
+    "1113",
+    "AccountOverdueError",
+    "insufficient_user_quota",
+    "pre_consume_token_quota_failed",
+)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +315,8 @@ def files_with(folder: Path, text: bytes) -> list[Path]:
 async def test_the_secret_is_sent_but_never_kept(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(
-        "A_KEY", "sk-secret\n"
-    )  # as `export KEY=$(cat file)` in some shells leaves it
+    # As `export KEY=$(cat file)` in some shells leaves it.
+    monkeypatch.setenv("A_KEY", "sk-secret\n")
     service = serve(script_of((500, {"error": {"message": "x"}}), (200, completion("x"))))
     async with client(tmp_path, service.url, api_key_env="A_KEY") as chat:
         await chat.ask(MESSAGES, str)
@@ -315,7 +325,8 @@ async def test_the_secret_is_sent_but_never_kept(
 
 
 async def test_no_more_requests_at_once_than_allowed(tmp_path: Path, serve: Serve):
-    at_once, most = 0, 0
+    at_once = 0
+    most = 0
 
     def slow(_: Any) -> Any:
         nonlocal at_once, most
@@ -334,13 +345,11 @@ async def test_closing_lets_answers_come_in_and_sends_nothing_new(tmp_path: Path
     arrived = threading.Semaphore(0)
     service = serve(lambda _: arrived.release() or time.sleep(0.1) or (200, completion("x")))
     async with client(tmp_path, service.url, concurrency=2) as chat:
-        asked = [
-            asyncio.create_task(chat.ask([{"role": "user", "content": str(n)}], str))
-            for n in range(6)
-        ]
+        questions = [[{"role": "user", "content": str(number)}] for number in range(6)]
+        tasks = [asyncio.create_task(chat.ask(messages, str)) for messages in questions]
         await asyncio.to_thread(lambda: arrived.acquire() and arrived.acquire())
-        for each in asked:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
     assert len(service.bodies) == 2
     assert usage(tmp_path) == (2, 0)
 
@@ -359,8 +368,9 @@ async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
     reply["choices"][0]["message"] |= said
     async with client(tmp_path, serve(lambda _: (200, reply)).url) as chat:
         answers = [await chat.ask(MESSAGES, str) for _ in range(2)]
-    assert [(each.value, each.reasoning) for each in answers] == [("巴黎", "塞纳河穿过巴黎")] * 2
-    assert [each.cached for each in answers] == [False, True]
+    assert [answer.value for answer in answers] == ["巴黎"] * 2
+    assert [answer.reasoning for answer in answers] == ["塞纳河穿过巴黎"] * 2
+    assert [answer.cached for answer in answers] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -369,29 +379,26 @@ async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
 async def test_answers_that_are_not_counted_still_cost(
     tmp_path: Path, serve: Serve, message: dict[str, str]
 ):
-    reply = {
-        "choices": [{"message": message, "finish_reason": None}],
-        "usage": None,
-    }  # as some gateways answer
+    # As some gateways answer.
+    reply = {"choices": [{"message": message, "finish_reason": None}], "usage": None}
     async with client(tmp_path, serve(script_of((200, reply))).url) as chat:
-        assert (
-            await chat.ask(MESSAGES, str)
-        ).cost_usd >= 80 * 10 / 1e6  # 80 tokens of answer at $10 a million
+        answer = await chat.ask(MESSAGES, str)
+    # 80 tokens of answer at $10 a million.
+    assert answer.cost_usd >= 80 * 10 / 1e6
 
 
 def cost(path: Path) -> tuple[float, float, list[bool]]:
-    """By the books of the run and by those of the request, and what of it is estimated."""
+    """The cost by the books of the run and by those of the request, and what of it is estimated."""
     with ledger_in(path) as ledger:
         lines = ledger.spending("run")
         request_hash = request_of(Endpoint(model="m"), "", MESSAGES).request_hash
-        history = ledger.attempts("request_hash", request_hash)
-        assert ledger.usage("r", "teacher").cost_usd == pytest.approx(
-            sum(line.cost_usd for line in lines)
-        )
+        attempts = ledger.attempts("request_hash", request_hash)
+        spending_usd = sum(line.cost_usd for line in lines)
+        assert ledger.usage("r", "teacher").cost_usd == pytest.approx(spending_usd)
         return (
             ledger.spent_usd("r")[0],
-            sum(each.cost_usd for each in history),
-            [each.estimated for each in history],
+            sum(attempt.cost_usd for attempt in attempts),
+            [attempt.estimated for attempt in attempts],
         )
 
 
@@ -427,20 +434,18 @@ async def test_a_failed_call_has_a_reason_and_costs_what_the_service_says_or_the
     tmp_path: Path, serve: Serve, reply: Any, reason: str, usd: float, estimated: bool
 ):
     late = threading.Event()
-    service = serve(
-        (lambda _: late.wait(60) and (200, completion("x")))
-        if reply is TIMEOUT
-        else script_of(reply)
-    )
-    error = await failure(
-        tmp_path, service.url, max_retries=0, timeout_s=0.3 if reason == "teacher_timeout" else 60
-    )
+
+    def answer_late(_: Any) -> Any:
+        late.wait(60)
+        return 200, completion("x")
+
+    script = answer_late if reply is TIMEOUT else script_of(reply)
+    timeout_s = 0.3 if reason == "teacher_timeout" else 60
+    error = await failure(tmp_path, serve(script).url, max_retries=0, timeout_s=timeout_s)
     late.set()
     assert (error.reason, error.transient) == (reason, reason != "teacher_bad_request")
-    assert usage(tmp_path) == (
-        1,
-        1,
-    )  # it may have been paid for: the next attempt is the batch's to make
+    # It may have been paid for: the next attempt is the batch's to make.
+    assert usage(tmp_path) == (1, 1)
     assert cost(tmp_path) == (pytest.approx(usd), pytest.approx(usd), [estimated])
 
 
@@ -485,91 +490,115 @@ async def test_a_blank_answer_is_asked_once_more_and_again_by_a_later_run(
     ("last", "retries"), [("HTTP 500", 0), ("HTTP 429", 4), ("Request timed out.", 4)]
 )
 async def test_a_service_that_fails_again_and_again_gets_no_more_requests_but_one_a_while(
-    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    last: str, retries: int,
-):  # fmt: skip
+    tmp_path: Path,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    last: str,
+    retries: int,
+):
     monkeypatch.setattr(chat_module, "_TRIAL_EVERY_S", 0.5 if retries else 15.0)
     monkeypatch.setattr(limits, "_PAUSE", BackOff(0.0, 0.0))
-    up, hangs, status = (
-        threading.Event(),
-        last == "Request timed out.",
-        429 if last == "HTTP 429" else 500,
-    )
-    service = serve(
-        lambda _: (200, completion("x")) if up.is_set() or up.wait(float(hangs)) else (status, {})
-    )
+    up = threading.Event()
+    hangs = last == "Request timed out."
+    status = 429 if last == "HTTP 429" else 500
+
+    def reply(_: Any) -> Any:
+        if up.is_set() or up.wait(float(hangs)):
+            return 200, completion("x")
+        return status, {}
+
+    service = serve(reply)
+    timeout_s = 0.2 if hangs else 5
     async with client(
-        tmp_path, service.url, concurrency=2, max_retries=retries, timeout_s=0.2 if hangs else 5
+        tmp_path, service.url, concurrency=2, max_retries=retries, timeout_s=timeout_s
     ) as chat:
         errors = await ask_many(chat, 100)
-        asked = len(service.bodies)
-        assert 22 <= asked <= 24 + 2 * retries  # those under way are let through, and trials
-        assert all(
-            each.transient
-            and each.reason in ("teacher_unavailable", "teacher_timeout", "teacher_rate_limited")
-            for each in errors
+        sent = len(service.bodies)
+        # Those under way are let through, and trials.
+        assert 22 <= sent <= 24 + 2 * retries
+        assert {error.transient for error in errors} == {True}
+        reasons = {error.reason for error in errors}
+        assert reasons <= {"teacher_unavailable", "teacher_timeout", "teacher_rate_limited"}
+        said = (
+            rf"^teacher m: \d+ requests in a row failed, the last with `{last}`; "
+            r"see whether http\S+ answers"
         )
-        said = rf"^teacher m: \d+ requests in a row failed, the last with `{last}`; see whether http\S+ answers"
-        assert re.search(said, str(errors[-1])) and "paid for" not in str(errors[-1])
+        assert re.search(said, str(errors[-1]))
+        assert "paid for" not in str(errors[-1])
         (warning,) = caplog.messages
         assert re.search(said, warning)
         up.set()
         assert isinstance((await ask_many(chat, 1))[0], TeacherError) == (not retries)
         monkeypatch.setattr(chat, "_breaker", CircuitBreaker(1, 0.0))
         chat._breaker.failed()
-        assert [each.value for each in await ask_many(chat, 30)] == ["x"] * 30
-    assert usage(tmp_path) == (asked + 30, asked), "what was not sent is no request"
+        assert [answer.value for answer in await ask_many(chat, 30)] == ["x"] * 30
+    assert usage(tmp_path) == (sent + 30, sent), "what was not sent is no request"
 
 
 @pytest.mark.parametrize("share", [0.05, 0.7])
 async def test_a_service_that_answers_little_gets_few_retries(
     tmp_path: Path, serve: Serve, share: float
 ):
-    service = serve(
-        lambda _: (200, completion("x")) if len(service.bodies) * share % 1 < share else (500, {})
-    )
+    def reply(_: Any) -> Any:
+        is_answered = len(service.bodies) * share % 1 < share
+        return (200, completion("x")) if is_answered else (500, {})
+
+    service = serve(reply)
     async with client(tmp_path, service.url, max_retries=4) as chat:
-        found = await ask_many(chat, 200)
-    errors = [each for each in found if isinstance(each, TeacherError)]
+        outcomes = await ask_many(chat, 200)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, TeacherError)]
     assert len(service.bodies) <= 200 + 50 + 2 * (200 - len(errors))
-    assert all(each.transient for each in errors)
+    assert [error for error in errors if not error.transient] == []
     assert bool(errors) == (share < 0.5)
 
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(403, None), (403, "content_policy_violation"), (400, "data_inspection_failed"), (400, "DataInspectionFailed"),
-     (400, "content_filter"), (400, "1301"), (400, "InputTextSensitiveContentDetected")],
-)  # fmt: skip
+    [
+        (403, None),
+        (403, "content_policy_violation"),
+        (400, "data_inspection_failed"),
+        (400, "DataInspectionFailed"),
+        (400, "content_filter"),
+        (400, "1301"),
+        (400, "InputTextSensitiveContentDetected"),
+    ],
+)
 async def test_a_flagged_question_is_its_rows_failure(
     tmp_path: Path, serve: Serve, status: int, code: str | None
 ):
     flagged = (status, {"error": {"message": "flagged", "code": code}})
-    service = serve(
-        lambda body: (
-            flagged if body["messages"] == MESSAGES else time.sleep(0.1) or (200, completion("x"))
-        )
-    )
-    for folder, at_once in (
-        ("one", 1),
-        ("two", 2),
-        ("two", 2),
-    ):  # in the end the ledger knows the other's answer
+
+    def reply(body: dict[str, Any]) -> Any:
+        if body["messages"] == MESSAGES:
+            return flagged
+        time.sleep(0.1)
+        return 200, completion("x")
+
+    service = serve(reply)
+    # In the end the ledger knows the other's answer.
+    for folder, at_once in (("one", 1), ("two", 2), ("two", 2)):
         async with client(tmp_path / folder, service.url, concurrency=at_once) as chat:
-            asked = (chat.ask(MESSAGES, str), chat.ask([{"role": "user", "content": "y"}], str))
-            error, answer = await asyncio.gather(*asked, return_exceptions=True)
-        assert answer.value == "x" and re.match("teacher: HTTP .*refused", str(error))
-        assert (error.reason, error.transient) == (
-            "teacher_refused",
-            False,
-        ) and "flagged" in error.said
+            error, answer = await asyncio.gather(
+                chat.ask(MESSAGES, str),
+                chat.ask([{"role": "user", "content": "y"}], str),
+                return_exceptions=True,
+            )
+        assert answer.value == "x"
+        assert re.match("teacher: HTTP .*refused", str(error))
+        assert (error.reason, error.transient) == ("teacher_refused", False)
+        assert "flagged" in error.said
 
 
 @pytest.mark.parametrize("reply", [(500, {}), (403, {})])
 async def test_a_403_is_the_accounts_where_nothing_is_answered(
     tmp_path: Path, serve: Serve, reply: Any
 ):
-    service = serve(lambda body: (403, {}) if body["messages"][0]["content"] == "0" else reply)
+    def reply_to(body: dict[str, Any]) -> Any:
+        return (403, {}) if body["messages"][0]["content"] == "0" else reply
+
+    service = serve(reply_to)
     async with (
         asyncio.timeout(20),
         client(tmp_path, service.url, concurrency=4, max_retries=0, timeout_s=60) as chat,

@@ -21,13 +21,11 @@ pytestmark = pytest.mark.slow
 Body = dict[str, Any]
 Found = dict[str, Any]
 
-A, B = "鱼油一天吃几粒", "维生素C什么时候吃"
+A = "鱼油一天吃几粒"
+B = "维生素C什么时候吃"
 PRODUCTS = ("鱼油", "维生素C", "钙片", "阿胶", "益生菌", "虾青素")
-BOOKS = [
-    f"{product}{intent}"
-    for product in PRODUCTS
-    for intent in ("一天吃几粒", "什么时候吃", "能不能长期吃", "怎么存放")
-]
+INTENTS = ("一天吃几粒", "什么时候吃", "能不能长期吃", "怎么存放")
+BOOKS = [product + intent for product in PRODUCTS for intent in INTENTS]
 
 
 def likeness(text: str, book: str) -> float:
@@ -37,14 +35,14 @@ def likeness(text: str, book: str) -> float:
 def search(
     text: str, rerank_by: str | None = None, top_k: int = 5, books: list[str] = BOOKS
 ) -> list[Found]:
-    found = sorted(books, key=lambda book: -likeness(text, book))[:top_k]
+    best_books = sorted(books, key=lambda book: -likeness(text, book))[:top_k]
     scored = [
         {
             "id": f"d{books.index(book)}",
             "content": book,
             "reranker_score": likeness(rerank_by or text, book),
         }
-        for book in found
+        for book in best_books
     ]
     return sorted(scored, key=lambda passage: -passage["reranker_score"])
 
@@ -72,7 +70,14 @@ def cutting_after_reranking_by_query(candidates: int) -> Callable[[Body], list[F
 
 
 def with_id(make: Callable[[], Any]) -> Callable[[Body], list[Found]]:
-    return lambda body: [passage | {"id": make()} for passage in honest(body)]
+    def answer(body: Body) -> list[Found]:
+        return [passage | {"id": make()} for passage in honest(body)]
+
+    return answer
+
+
+def with_logits(body: Body) -> list[Found]:
+    return [passage | {"reranker_score": 6.5} for passage in honest(body)]
 
 
 without_ids = with_id(lambda: None)
@@ -81,6 +86,11 @@ without_ids = with_id(lambda: None)
 def few(text: str, rerank_by: str | None = None) -> list[Found]:
     """A knowledge base that recalls all it has for every question."""
     return search(text, rerank_by, books=BOOKS[:3])
+
+
+def refusing_the_field(body: Body) -> tuple[int, Any]:
+    status = 422 if "rewritten_query" in body else 200
+    return status, {"data": {"recall": []}}
 
 
 def probe(
@@ -186,16 +196,17 @@ def test_ids_are_noted(serve: Serve):
     ("script", "message"),
     [
         (lambda body: (200, {"docs": honest(body)}), "`data` is missing (found: docs)"),
-        (service(lambda b: [p | {"reranker_score": 6.5} for p in honest(b)]), "looks like a logit"),
+        (service(with_logits), "looks like a logit"),
         (service(lambda b: honest(b)[::-1]), "not sorted by reranker_score"),
         (
-            lambda body: (422 if "rewritten_query" in body else 200, {"data": {"recall": []}}),
+            refusing_the_field,
             "refuses the field",
         ),
         (lambda _: (302, {}), "answers HTTP 302"),
         (
             lambda _: (404, b"no\nsuch\x1b[31m route"),
-            'answers HTTP 404: "no such [31m route"; rag.url needs the whole address that takes a POST, with its path',
+            'answers HTTP 404: "no such [31m route"; '
+            "rag.url needs the whole address that takes a POST, with its path",
         ),
         (
             lambda body: (400, f"no: {body['query']}".encode()),

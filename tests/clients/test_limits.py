@@ -19,11 +19,13 @@ async def hold(limits: Limits, seconds: float, tokens: float = 1) -> None:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Each wait of the limits, none of which is waited for: time stands still."""
-    waits, real, now_s = list[float](), asyncio.sleep, time.monotonic()
+    waits: list[float] = []
+    real_sleep = asyncio.sleep
+    now_s = time.monotonic()
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
-        await real(0)
+        await real_sleep(0)
 
     monkeypatch.setattr("qinglan.clients.limits.asyncio.sleep", sleep)
     monkeypatch.setattr("qinglan.clients.limits.time", SimpleNamespace(monotonic=lambda: now_s))
@@ -56,9 +58,8 @@ async def test_requests_and_tokens_per_minute_hold_and_tokens_that_were_not_used
 ):
     limits = Limits(50, requests_per_minute=6000, tokens_per_minute=60_000)
     await asyncio.gather(*(hold(limits, 0, tokens=100) for _ in range(15)))
-    assert max(slept) == pytest.approx(
-        0.5
-    )  # 1,500 tokens at 1,000 a second, of which the first 1,000 at once
+    # 1,500 tokens at 1,000 a second, of which the first 1,000 at once.
+    assert max(slept) == pytest.approx(0.5)
     slept.clear()
     limits = Limits(50, tokens_per_minute=60_000)
     await hold(limits, 0, tokens=1000)
@@ -70,7 +71,10 @@ async def test_requests_and_tokens_per_minute_hold_and_tokens_that_were_not_used
 def test_few_refusals_change_nothing_many_shrink_the_stream_and_it_recovers():
     limits = Limits(64)
     for number in range(1000):
-        limits.refused() if number % 20 == 0 else limits.answered({}, 1, 1)
+        if number % 20 == 0:
+            limits.refused()
+        else:
+            limits.answered({}, 1, 1)
     assert limits.allowed == 64
     for _ in range(40):
         limits.refused()
@@ -89,7 +93,9 @@ async def test_a_service_that_takes_nothing_is_left_alone_longer_each_time(slept
         for _ in range(refusals):
             limits.refused()
         await hold(limits, 0)
-    assert len(slept) == 2 and 0.2 < slept[0] < 1 < slept[1] <= 8
+    first_s, second_s = slept
+    assert 0.2 < first_s < 1
+    assert 1 < second_s <= 8
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that
 is counted; and the services that docs/how-to/rag.md shows, run as they stand there."""
 
+import itertools
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,33 +33,31 @@ from qinglan.errors import ConfigError, RetrievalError
 FOUND = (200, recall(("d1", 0.9), ("d2", 0.4)))
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "rag.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-BOOKS = [
-    f"{what}{how}"
-    for what in ("鱼油", "维生素C", "钙片", "阿胶", "虾青素")
-    for how in ("一天吃几粒", "怎么存放")
-]
+PRODUCTS = ("鱼油", "维生素C", "钙片", "阿胶", "虾青素")
+INTENTS = ("一天吃几粒", "怎么存放")
+BOOKS = [product + intent for product in PRODUCTS for intent in INTENTS]
 RAG = Rag(kb_name="kb", top_k=3)
 
 
 @asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[RagClient]:
-    made = RagClient(
-        Rag.model_validate({"kb_name": "kb", "max_retries": 2, "timeout_s": 5} | options), url, "t1"
-    )
+    settings = {"kb_name": "kb", "max_retries": 2, "timeout_s": 5} | options
+    rag_client = RagClient(Rag.model_validate(settings), url, "t1")
     try:
-        yield made
+        yield rag_client
     finally:
-        await made.close()
+        await rag_client.close()
 
 
 async def test_request_and_answer(serve: Serve):
     service = serve(script_of(FOUND))
     async with client(service.url, top_k=5, score_threshold=0.2) as rag:
-        found = await rag.retrieve("原话", "改写")
+        retrieved = await rag.retrieve("原话", "改写")
         await rag.retrieve("原话")
     body = {"query": "原话", "tenant_id": "t1", "kb_name": "kb", "top_k": 5, "score_threshold": 0.2}
     assert service.bodies == [body | {"rewritten_query": "改写"}, body]
-    assert (found.ids, found.scores, found.rank("d2")) == (("d1", "d2"), (0.9, 0.4), 2)
+    assert (retrieved.ids, retrieved.scores) == (("d1", "d2"), (0.9, 0.4))
+    assert retrieved.rank("d2") == 2
 
 
 def test_an_answer_may_be_empty_and_fields_are_read_leniently():
@@ -67,12 +66,14 @@ def test_an_answer_may_be_empty_and_fields_are_read_leniently():
         '{"id": 7, "content": "abc", "reranker_score": 1, "title": null, "extra": 0}',
         '{"content": "d", "reranker_score": 1}',
     )
-    found = read_answer(RAG, answer.encode(), "u")
-    assert (found.ids, found.titles, found.scores) == (("7", None), ("abc", "d"), (1.0, 1.0))
+    retrieved = read_answer(RAG, answer.encode(), "u")
+    assert retrieved.ids == ("7", None)
+    assert retrieved.titles == ("abc", "d")
+    assert retrieved.scores == (1.0, 1.0)
 
 
-def passages(*found: str) -> str:
-    return f'{{"data": {{"recall": [{", ".join(found)}]}}}}'
+def passages(*texts: str) -> str:
+    return f'{{"data": {{"recall": [{", ".join(texts)}]}}}}'
 
 
 def scored(*scores: object) -> str:
@@ -110,7 +111,8 @@ def scored(*scores: object) -> str:
         ),
         (
             scored(0.9, 1.2),
-            "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig",
+            "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; "
+            "looks like a logit: send its sig",
         ),
         (scored(92.5, 31), "is 92.5, outside [0, 1]; looks like a percentage: divide by 100"),
         (scored(1.0000002, 0.3), "outside [0, 1]; looks like rounding: clip it"),
@@ -133,7 +135,8 @@ def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: s
     text = str(caught.value)
     assert text.startswith("rag http://rag: the answer breaks the contract: ")
     assert message in text
-    assert len(text) < 400 and text.isprintable()
+    assert len(text) < 400
+    assert text.isprintable()
     assert (caught.value.reason, caught.value.transient) == ("rag_bad_answer", False)
 
 
@@ -168,14 +171,11 @@ async def test_only_transient_failures_are_tried_again(
         with pytest.raises(RetrievalError) as caught:
             await rag.retrieve("q")
         assert (caught.value.reason, caught.value.transient) == (reason, calls > 1)
-        assert ("more than 100 bytes; send fewer or shorter passages" in str(caught.value)) == (
-            "x" * 100 in str(reply)
-        )
-        assert (rag.call_count, rag.failed_count, rag.transient_failures) == (
-            calls,
-            calls,
-            calls > 1,
-        )
+        is_too_large = "x" * 100 in str(reply)
+        hint = "more than 100 bytes; send fewer or shorter passages"
+        assert (hint in str(caught.value)) == is_too_large
+        counts = (rag.call_count, rag.failed_count, rag.transient_failures)
+        assert counts == (calls, calls, calls > 1)
 
 
 @pytest.mark.parametrize("status", [400, 200])
@@ -191,7 +191,8 @@ async def test_the_token_and_texts_that_a_service_repeats_are_in_no_error(
         with pytest.raises(RetrievalError, match="no answer to … or …") as caught:
             await rag.retrieve("我妈能吃虾青素吗", "虾青素 适用人群")
     assert service.headers[0]["authorization"] == "Bearer s3cret"
-    assert "虾青素" not in str(caught.value) and "s3cret" not in str(caught.value)
+    assert "虾青素" not in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 async def test_nobody_there_and_bodies_that_are_garbled_or_trickle(serve: Serve):
@@ -216,13 +217,16 @@ def test_a_token_that_no_header_can_hold_is_refused_unseen(
 
 
 async def test_a_caller_can_count_its_own_requests_and_forgo_retries(serve: Serve):
-    service, mine, other = serve(script_of((503, {}), FOUND, (503, {}))), CallCount(), CallCount()
+    service = serve(script_of((503, {}), FOUND, (503, {})))
+    first_count = CallCount()
+    second_count = CallCount()
     async with client(service.url) as rag:
-        await rag.retrieve("q", count=mine)
+        await rag.retrieve("q", count=first_count)
         with pytest.raises(RetrievalError):
-            await rag.retrieve("q", count=other, max_retries=0)
+            await rag.retrieve("q", count=second_count, max_retries=0)
         assert (rag.call_count, rag.failed_count) == (3, 2)
-    assert (mine, other) == (CallCount(2, 1), CallCount(1, 1))
+    assert first_count == CallCount(2, 1)
+    assert second_count == CallCount(1, 1)
 
 
 def likeness(text: str, book: str) -> float:
@@ -231,8 +235,8 @@ def likeness(text: str, book: str) -> float:
 
 def guide_service(block: str, names: dict[str, Any], path: str, app: FastAPI) -> Ask:
     exec(compile(block, str(GUIDE), "exec"), names)
-    if router := names.get("kb_router"):
-        app.include_router(router)
+    if "kb_router" in names:
+        app.include_router(names["kb_router"])
     client = TestClient(app)
 
     def ask(query: str, rewritten_query: str | None) -> list[Passage]:
@@ -254,38 +258,44 @@ def passage(text: str, book: str) -> SimpleNamespace:
     return SimpleNamespace(id=book, content=book, score=likeness(text, book))
 
 
+def books_like(text: str, count: int) -> list[str]:
+    return sorted(BOOKS, key=lambda book: -likeness(text, book))[:count]
+
+
+def passages_like(text: str, books: list[str]) -> list[SimpleNamespace]:
+    return [passage(text, book) for book in books]
+
+
 def test_the_fastapi_service():
     app = FastAPI()
     names = {
-        "app": app, "BaseModel": BaseModel, "Field": Field, "Any": Any,
+        "app": app,
+        "BaseModel": BaseModel,
+        "Field": Field,
+        "Any": Any,
         "rewrite": returning(lambda query: query + "怎么存放"),
-        "retrieve": returning(lambda text, _kb, limit: sorted(BOOKS, key=lambda book: -likeness(text, book))[:limit]),
-        "rerank": returning(lambda text, books: [passage(text, book) for book in books]),
-    }  # fmt: skip
+        "retrieve": returning(lambda text, _kb, limit: books_like(text, limit)),
+        "rerank": returning(passages_like),
+    }
     ask = guide_service(BLOCKS[0], names, "/search", app)
     assert [finding.kind for finding in examine(ask, RAG, "鱼油吃几粒", "钙片存放")] == ["honoured"]
-    assert (
-        TestClient(app).post("/search", json=request_body(RAG, "t", "问", "改" * 501)).status_code
-        == 422
-    )
+    too_long = request_body(RAG, "t", "问", "改" * 501)
+    assert TestClient(app).post("/search", json=too_long).status_code == 422
 
 
 def search_docs(query: str, knowledge_base_name: str, top_k: int, **_: Any) -> list[dict[str, Any]]:
     """Answers as Chatchat does: nothing for an unknown knowledge base, ids mostly null."""
-    found = (
-        sorted(BOOKS, key=lambda book: -likeness(query, book))[:top_k]
-        if knowledge_base_name == "kb"
-        else []
-    )
+    if knowledge_base_name != "kb":
+        return []
     return [
         {"id": None, "page_content": book, "metadata": {"source": f"{book}.md"}, "score": 3.0}
-        for book in found
+        for book in books_like(query, top_k)
     ]
 
 
 def test_the_chatchat_route(monkeypatch: pytest.MonkeyPatch):
     module = ModuleType("sentence_transformers")
-    reranker = SimpleNamespace(predict=lambda pairs: [likeness(*pair) for pair in pairs])
+    reranker = SimpleNamespace(predict=lambda pairs: list(itertools.starmap(likeness, pairs)))
     monkeypatch.setattr(module, "CrossEncoder", lambda *_, **__: reranker, raising=False)
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     settings = SimpleNamespace(kb_settings=SimpleNamespace(SCORE_THRESHOLD=2.0))

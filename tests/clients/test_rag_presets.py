@@ -19,7 +19,7 @@ from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.keys import scoring_key
 
 Json = dict[str, Any]
-FOUND = (("d1", 0.9), ("d2", 0.4))
+DOCUMENTS = (("d1", 0.9), ("d2", 0.4))
 
 
 class Product(NamedTuple):
@@ -33,78 +33,207 @@ class Product(NamedTuple):
     header: tuple[str, str] = ("authorization", "Bearer k")
 
 
+def qinglan_passage(document: str, text: str, score: float) -> Json:
+    return {"id": document, "content": text, "reranker_score": score}
+
+
+def dify_passage(document: str, text: str, score: float) -> Json:
+    segment = {
+        "id": f"s-{document}",
+        "document_id": document,
+        "content": text,
+        "answer": "",
+        "document": {"id": document, "name": f"{document}.txt"},
+    }
+    return {"segment": segment, "child_chunks": [], "score": score}
+
+
+def ragflow_passage(document: str, text: str, score: float) -> Json:
+    return {
+        "id": f"c-{document}",
+        "content": text,
+        "document_id": document,
+        "document_keyword": f"{document}.txt",
+        "similarity": score,
+        "term_similarity": 1.0,
+        "vector_similarity": 0.8,
+    }
+
+
+def fastgpt_passage(document: str, text: str, score: float) -> Json:
+    return {
+        "id": f"c-{document}",
+        "q": text,
+        "a": "",
+        "collectionId": document,
+        "sourceName": f"{document}.pdf",
+        "score": [{"type": "embedding", "value": score, "index": 0}],
+    }
+
+
+def older_fastgpt_passage(document: str, text: str, score: float) -> Json:
+    return {
+        "id": "c",
+        "q": text,
+        "a": "答",
+        "collectionId": document,
+        "sourceName": document,
+        "score": score,
+    }
+
+
+def chatchat_passage(document: str, text: str, _: float) -> Json:
+    return {"id": None, "metadata": {"source": document}, "page_content": text, "score": 3.0}
+
+
+def elasticsearch_passage(document: str, text: str, score: float) -> Json:
+    source = {"title": document, "content": text}
+    return {"_index": "kb", "_id": document, "_score": 20 * score, "_source": source}
+
+
+def qdrant_passage(document: str, text: str, score: float) -> Json:
+    payload = {"title": document, "text": text}
+    return {"id": document, "version": 0, "score": score, "payload": payload}
+
+
+def milvus_passage(document: str, text: str, score: float) -> Json:
+    return {"id": document, "text": text, "distance": 9 * score}
+
+
 PRODUCTS: dict[RagPreset, Product] = {
     "qinglan": Product(
-        "/search",
-        {"query": "原话", "rewritten_query": "改写", "tenant_id": "t", "kb_name": "k/b", "top_k": 2,
-         "score_threshold": 0.1},
-        "rewritten_query || query",
-        lambda d, text, s: {"id": d, "content": text, "reranker_score": s}, lambda found: {"data": {"recall": found}},
+        path="/search",
+        request={
+            "query": "原话",
+            "rewritten_query": "改写",
+            "tenant_id": "t",
+            "kb_name": "k/b",
+            "top_k": 2,
+            "score_threshold": 0.1,
+        },
+        text="rewritten_query || query",
+        passage=qinglan_passage,
+        answer=lambda passages: {"data": {"recall": passages}},
     ),
     "dify": Product(
-        "/v1/datasets/{kb_name}/retrieve",
-        {"query": "改写", "retrieval_model": {"search_method": "semantic_search", "reranking_enable": False, "top_k": 2,
-                                            "score_threshold_enabled": True, "score_threshold": 0.1}},
-        "retrieval_model && query",
-        lambda d, text, s: {"segment": {"id": f"s-{d}", "document_id": d, "content": text, "answer": "",
-                                        "document": {"id": d, "name": f"{d}.txt"}}, "child_chunks": [], "score": s},
-        lambda found: {"query": {"content": "改写"}, "records": found},
+        path="/v1/datasets/{kb_name}/retrieve",
+        request={
+            "query": "改写",
+            "retrieval_model": {
+                "search_method": "semantic_search",
+                "reranking_enable": False,
+                "top_k": 2,
+                "score_threshold_enabled": True,
+                "score_threshold": 0.1,
+            },
+        },
+        text="retrieval_model && query",
+        passage=dify_passage,
+        answer=lambda passages: {"query": {"content": "改写"}, "records": passages},
     ),
     "ragflow": Product(
-        "/api/v1/retrieval",
-        {"question": "改写", "dataset_ids": ["k/b"], "page_size": 2, "similarity_threshold": 0.1},
-        "question",
-        lambda d, text, s: {"id": f"c-{d}", "content": text, "document_id": d, "document_keyword": f"{d}.txt",
-                            "similarity": s, "term_similarity": 1.0, "vector_similarity": 0.8},
-        lambda found: {"code": 0, "data": {"chunks": found, "doc_aggs": [], "total": 2}},
+        path="/api/v1/retrieval",
+        request={
+            "question": "改写",
+            "dataset_ids": ["k/b"],
+            "page_size": 2,
+            "similarity_threshold": 0.1,
+        },
+        text="question",
+        passage=ragflow_passage,
+        answer=lambda passages: {
+            "code": 0,
+            "data": {"chunks": passages, "doc_aggs": [], "total": 2},
+        },
     ),
     "fastgpt": Product(
-        "/api/core/dataset/searchTest",
-        {"datasetId": "k/b", "text": "改写", "limit": 20000, "similarity": 0.1, "searchMode": "embedding",
-         "usingReRank": False, "datasetSearchUsingExtensionQuery": False},
-        "datasetId && text",
-        lambda d, text, s: {"id": f"c-{d}", "q": text, "a": "", "collectionId": d, "sourceName": f"{d}.pdf",
-                            "score": [{"type": "embedding", "value": s, "index": 0}]},
-        lambda found: {"code": 200, "statusText": "", "message": "", "data": {"list": found, "duration": "0.1s"}},
+        path="/api/core/dataset/searchTest",
+        request={
+            "datasetId": "k/b",
+            "text": "改写",
+            "limit": 20000,
+            "similarity": 0.1,
+            "searchMode": "embedding",
+            "usingReRank": False,
+            "datasetSearchUsingExtensionQuery": False,
+        },
+        text="datasetId && text",
+        passage=fastgpt_passage,
+        answer=lambda passages: {
+            "code": 200,
+            "statusText": "",
+            "message": "",
+            "data": {"list": passages, "duration": "0.1s"},
+        },
     ),
     "chatchat": Product(
-        "/knowledge_base/search_docs",
-        {"query": "改写", "knowledge_base_name": "k/b", "top_k": 2, "score_threshold": 2.0},
-        "knowledge_base_name && query",
-        lambda d, text, _: {"id": None, "metadata": {"source": d}, "page_content": text, "score": 3.0},
-        lambda found: found, (1.0, 0.5),
+        path="/knowledge_base/search_docs",
+        request={
+            "query": "改写",
+            "knowledge_base_name": "k/b",
+            "top_k": 2,
+            "score_threshold": 2.0,
+        },
+        text="knowledge_base_name && query",
+        passage=chatchat_passage,
+        answer=lambda passages: passages,
+        scores=(1.0, 0.5),
     ),
     "elasticsearch": Product(
-        "/{kb_name}/_search",
-        {"query": {"match": {"content": "改写"}}, "size": 2, "_source": ["title", "content"]},
-        "query.match.content",
-        lambda d, text, s: {"_index": "kb", "_id": d, "_score": 20 * s, "_source": {"title": d, "content": text}},
-        lambda found: {"took": 3, "timed_out": False, "hits": {"max_score": 18.0, "hits": found}},
-        (1.0, 0.5), ("authorization", "ApiKey k"),
+        path="/{kb_name}/_search",
+        request={
+            "query": {"match": {"content": "改写"}},
+            "size": 2,
+            "_source": ["title", "content"],
+        },
+        text="query.match.content",
+        passage=elasticsearch_passage,
+        answer=lambda passages: {
+            "took": 3,
+            "timed_out": False,
+            "hits": {"max_score": 18.0, "hits": passages},
+        },
+        scores=(1.0, 0.5),
+        header=("authorization", "ApiKey k"),
     ),
     "qdrant": Product(
-        "/collections/{kb_name}/points/query",
-        {"query": {"text": "改写", "model": "sentence-transformers/all-minilm-l6-v2"}, "limit": 2,
-         "score_threshold": 0.1, "with_payload": True},
-        "query.text",
-        lambda d, text, s: {"id": d, "version": 0, "score": s, "payload": {"title": d, "text": text}},
-        lambda found: {"result": {"points": found}, "status": "ok", "time": 0.01}, header=("api-key", "k"),
+        path="/collections/{kb_name}/points/query",
+        request={
+            "query": {"text": "改写", "model": "sentence-transformers/all-minilm-l6-v2"},
+            "limit": 2,
+            "score_threshold": 0.1,
+            "with_payload": True,
+        },
+        text="query.text",
+        passage=qdrant_passage,
+        answer=lambda passages: {"result": {"points": passages}, "status": "ok", "time": 0.01},
+        header=("api-key", "k"),
     ),
     "milvus": Product(
-        "/v2/vectordb/entities/search",
-        {"collectionName": "k/b", "data": ["改写"], "annsField": "sparse", "limit": 2, "outputFields": ["text"]},
-        "data[0]", lambda d, text, s: {"id": d, "text": text, "distance": 9 * s},
-        lambda found: {"code": 0, "cost": 0, "data": found}, (1.0, 0.5),
+        path="/v2/vectordb/entities/search",
+        request={
+            "collectionName": "k/b",
+            "data": ["改写"],
+            "annsField": "sparse",
+            "limit": 2,
+            "outputFields": ["text"],
+        },
+        text="data[0]",
+        passage=milvus_passage,
+        answer=lambda passages: {"code": 0, "cost": 0, "data": passages},
+        scores=(1.0, 0.5),
     ),
-}  # fmt: skip
-CASES: list[tuple[RagPreset, Product, Json]] = [  # and FastGPT's other documented answer, OpenSearch with a user
+}
+OLDER_FASTGPT = PRODUCTS["fastgpt"]._replace(
+    passage=older_fastgpt_passage,
+    answer=lambda passages: {"code": 200, "statusText": "", "data": passages},
+)
+OPENSEARCH_WITH_USER = PRODUCTS["elasticsearch"]._replace(header=("authorization", "Basic k"))
+CASES: list[tuple[RagPreset, Product, Json]] = [
     *((preset, PRODUCTS[preset], {}) for preset in get_args(RagPreset)),
-    ("fastgpt", PRODUCTS["fastgpt"]._replace(
-        passage=lambda d, text, s: {"id": "c", "q": text, "a": "答", "collectionId": d, "sourceName": d, "score": s},
-        answer=lambda found: {"code": 200, "statusText": "", "data": found}), {}),
-    ("elasticsearch", PRODUCTS["elasticsearch"]._replace(header=("authorization", "Basic k")),
-     {"key_prefix": "Basic "}),
-]  # fmt: skip
+    ("fastgpt", OLDER_FASTGPT, {}),
+    ("elasticsearch", OPENSEARCH_WITH_USER, {"key_prefix": "Basic "}),
+]
 
 
 class Server(FakeService):
@@ -112,7 +241,8 @@ class Server(FakeService):
 
     def __init__(self, product: Product) -> None:
         super().__init__()
-        self.product, self.paths = product, list[str]()
+        self.product = product
+        self.paths: list[str] = []
         self.url = self.url.removesuffix("/v1") + self.product.path
 
     def answer(self, method: str, path: str, body: Json) -> Reply:
@@ -120,10 +250,11 @@ class Server(FakeService):
         text = jmespath.search(self.product.text, body)
         if not isinstance(text, str) or not text:
             return 422, {"detail": "a field is missing"}
-        found = [
-            self.product.passage(document, f"{text}:{document}", score) for document, score in FOUND
+        passages = [
+            self.product.passage(document, f"{text}:{document}", score)
+            for document, score in DOCUMENTS
         ]
-        return 200, self.product.answer(found)
+        return 200, self.product.answer(passages)
 
 
 @pytest.mark.parametrize(("preset", "product", "mapping"), CASES)
@@ -141,15 +272,15 @@ async def test_a_product_is_asked_and_read_as_it_documents(
     )
     with closing(Server(product)) as server:
         client = RagClient(rag, server.url, "t", with_passage=True)
-        found = await client.retrieve("原话", "改写")
+        retrieved = await client.retrieve("原话", "改写")
         await client.close()
-    assert (server.bodies, server.paths) == (
-        [product.request],
-        [product.path.replace("{kb_name}", "k%2Fb")],
-    )
-    assert server.headers[0][product.header[0]] == product.header[1]
-    assert (found.ids, found.scores) == (("d1", "d2"), product.scores)
-    assert found.first_passage.endswith(("改写:d1", "改写:d1\n答"))
+    assert server.bodies == [product.request]
+    assert server.paths == [product.path.replace("{kb_name}", "k%2Fb")]
+    header, value = product.header
+    assert server.headers[0][header] == value
+    assert retrieved.ids == ("d1", "d2")
+    assert retrieved.scores == product.scores
+    assert retrieved.first_passage.endswith(("改写:d1", "改写:d1\n答"))
 
 
 @pytest.mark.slow
@@ -160,7 +291,8 @@ def test_doctor_names_the_preset_that_fits(preset: RagPreset, profile_of: Profil
         return next(check for check in inspect_profile(profile, "refresh") if check.name == "rag")
 
     with closing(Server(PRODUCTS[preset])) as server:
-        wrong, right = check("ragflow" if preset == "qinglan" else "qinglan"), check(preset)
+        wrong = check("ragflow" if preset == "qinglan" else "qinglan")
+        right = check(preset)
     assert f"; the address answers as {preset} does: set rag.preset: {preset}" in wrong.problem
     assert right.problem is None
     assert ("another text gets another answer" in right.detail) == (preset != "qinglan")
@@ -172,10 +304,8 @@ def scores_of(*scores: float, **mapping: Any) -> list[float]:
         {"preset": "elasticsearch", "mapping": mapping, "top_k": 2, "score_threshold": 0.4}
     )
     hits = [{"_id": "d", "_source": {"content": "x"}, "_score": score} for score in scores]
-    return [
-        p.reranker_score
-        for p in read_passages(rag, json.dumps({"hits": {"hits": hits}}).encode(), "u")
-    ]
+    answer = json.dumps({"hits": {"hits": hits}}).encode()
+    return [passage.reranker_score for passage in read_passages(rag, answer, "u")]
 
 
 def test_scores_are_converted_and_then_cut_by_limit_and_threshold():
@@ -191,20 +321,27 @@ def test_scores_are_converted_and_then_cut_by_limit_and_threshold():
 
 def test_a_text_never_changes_the_requests_shape():
     for nasty in ('"}, "size": 9999, "a": "{kb_name}', "{top_k}"):
-        assert request_body(Rag(preset="elasticsearch"), "t", "q", nasty)["query"] == {
-            "match": {"content": nasty}
-        }
+        body = request_body(Rag(preset="elasticsearch"), "t", "q", nasty)
+        assert body["query"] == {"match": {"content": nasty}}
 
 
 @pytest.mark.parametrize(
     ("preset", "answer", "message"),
     [
-        ("ragflow", {"code": 102, "message": "no"}, '`data` is missing (found: code, message) and `message` says "no"'),
+        (
+            "ragflow",
+            {"code": 102, "message": "no"},
+            '`data` is missing (found: code, message) and `message` says "no"',
+        ),
         ("chatchat", {"detail": "busy"}, 'it is an object and `detail` says "busy"'),
         ("fastgpt", {"data": [{"q": 7}]}, "rag.mapping: `join("),
-        ("dify", {"records": [{"segment": {"text": "x"}}]}, "`records[0].segment.content` is missing (found: segment)"),
+        (
+            "dify",
+            {"records": [{"segment": {"text": "x"}}]},
+            "`records[0].segment.content` is missing (found: segment)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_flaw_is_named_by_the_mapping(preset: RagPreset, answer: Any, message: str):
     with pytest.raises(RetrievalError, match=re.escape(message)):
         read_passages(Rag(preset=preset), json.dumps(answer).encode(), "u")
@@ -214,11 +351,9 @@ def test_the_shape_is_part_of_every_key_and_qinglans_own_of_none(profile_of: Pro
     def keys(**rag: Any) -> Json:
         return scoring_key(profile_of(**SIMULATED, rag={"url": "http://rag", **rag}))["rag"]
 
-    assert (
-        keys().keys()
-        == {"url", "kb_name", "top_k", "score_threshold"}
-        == keys(preset="qinglan").keys()
-    )
+    own_fields = {"url", "kb_name", "top_k", "score_threshold"}
+    assert keys().keys() == own_fields
+    assert keys(preset="qinglan").keys() == own_fields
     shapes = [keys(preset=preset) for preset in PRODUCTS]
     shapes += [
         keys(preset="dify", mapping={"id": "segment.document.name"}),

@@ -1,4 +1,4 @@
-"""What a profile with a Ray cluster changes: what is checked before a run, and what commands ask
+"""The effect of a Ray cluster in the profile: on the checks before a run, and on what commands ask
 for."""
 
 from pathlib import Path
@@ -45,15 +45,16 @@ def test_no_gpu_of_this_machine_is_asked_for(
     assert "trainer packages" not in [check.name for check in inspect_profile(profile, "train")]
 
 
-@pytest.mark.parametrize(("nodes", "shown"), [([], "none"), ([2, 2], "2, 2"), ([4], "4")])
+@pytest.mark.parametrize(("nodes", "nodes_text"), [([], "none"), ([2, 2], "2, 2"), ([4], "4")])
 def test_a_cluster_without_enough_gpus(
-    profile_of: ProfileOf, ray: FakeRay, nodes: list[int], shown: str
+    profile_of: ProfileOf, ray: FakeRay, nodes: list[int], nodes_text: str
 ):
     ray.nodes = [{"state": "ALIVE", "resources_total": {"GPU": float(count)}} for count in nodes]
     ray.nodes.append({"state": "DEAD", "resources_total": {"GPU": 8.0}})
     problem = check_of(on_cluster(profile_of, ray.url, is_live=True, nodes=2), "ray").problem
-    assert f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown};" in str(
-        problem
+    assert (
+        f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {nodes_text};"
+        in str(problem)
     )
 
 

@@ -60,12 +60,10 @@ def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> N
     own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
     assert error_of(own) == f"profile {own}: extends itself; name another profile"
     assert "did you mean `embedded`?" in error_of(profile_file(tmp_path, extends="embeded"))
-    mine = profile_file(tmp_path, recipe=str(tmp_path / "mine.py"))
+    profile_file(tmp_path, recipe=str(tmp_path / "mine.py"))
     above = tmp_path / "above.yaml"
     above.write_text("rehearses: p.yaml", encoding="utf-8")
-    assert "mine.py has no demo profile; these have one: query_rewrite" in error_of(str(above)), (
-        mine
-    )
+    assert "mine.py has no demo profile; these have one: query_rewrite" in error_of(str(above))
     unpriced = profile_file(tmp_path, prices={})
     assert error_of(str(above)).startswith(f"profile {unpriced}: ")
     above.write_text("{extends: embedded, rehearses: p.yaml}", encoding="utf-8")
@@ -89,19 +87,21 @@ def test_a_rehearsal_has_a_tenant_of_its_own_and_nothing_of_the_site(tmp_path: P
     )
     above = tmp_path / "above.yaml"
     above.write_text("rehearses: p.yaml", encoding="utf-8")
-    made = load_profile(str(above))
-    assert (made.tenant.id, made.model_name) == (
-        "rehearsal_test",
-        "qinglan.rehearsal_test.answer_judge",
-    )
-    assert (made.release.promote, made.gate.approval, made.gate.min_gain) == ("none", "none", 0.01)
-    assert (made.evaluate.red_team, made.evaluate.retries) == (None, 5)
-    assert (made.dataset.decontaminate_against, made.dataset.train_share) == ((), 0.7)
-    prices = {name: price.model_dump(exclude_unset=True) for name, price in made.prices.items()}
+    rehearsed = load_profile(str(above))
+    assert rehearsed.tenant.id == "rehearsal_test"
+    assert rehearsed.model_name == "qinglan.rehearsal_test.answer_judge"
+    assert rehearsed.release.promote == "none"
+    assert (rehearsed.gate.approval, rehearsed.gate.min_gain) == ("none", 0.01)
+    assert (rehearsed.evaluate.red_team, rehearsed.evaluate.retries) == (None, 5)
+    dataset = rehearsed.dataset
+    assert (dataset.decontaminate_against, dataset.train_share) == ((), 0.7)
+    prices = {
+        name: price.model_dump(exclude_unset=True) for name, price in rehearsed.prices.items()
+    }
     assert prices == {
-        made.teacher.model: PRICE,
+        rehearsed.teacher.model: PRICE,
         "simulated-answerer": cheap,
-        made.student.name: cheap,
+        rehearsed.student.name: cheap,
     }
 
 
@@ -153,7 +153,8 @@ def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
         ("gate.challenger=base", "`gate.challenger`: Input should be 'sft' or 'rl'"),
         (
             "gate.rivals=[rl]",
-            "gate.rivals: rl: name some of original, teacher, base, sft; the champion always is one",
+            "gate.rivals: rl: name some of original, teacher, base, sft; "
+            "the champion always is one",
         ),
         (
             "gate.rivals=[champion]",
@@ -215,16 +216,14 @@ def test_wrong_overrides_name_key_and_hint(tmp_path: Path, override: str, messag
 
 def test_a_workbook_that_others_write_needs_a_budget(tmp_path: Path) -> None:
     for workbook in ("log", "./log/2026-11-21.jsonl"):
-        given = profile_file(
+        path = profile_file(
             tmp_path, data={"workbook": workbook}, serve={"request_log": {"folder": "log"}}
         )
-        said = error_of(given)
-        assert (
-            "data.workbook is the router's request log" in said
-            and "set budget.per_run_usd or per_month_usd" in said
-        )
-        assert load_profile(given, ["budget.per_month_usd=5"]).reads_request_log
-        assert not load_profile(given, ["data.workbook=other"]).reads_request_log
+        said = error_of(path)
+        assert "data.workbook is the router's request log" in said
+        assert "set budget.per_run_usd or per_month_usd" in said
+        assert load_profile(path, ["budget.per_month_usd=5"]).reads_request_log
+        assert not load_profile(path, ["data.workbook=other"]).reads_request_log
     assert "serve.try_page asks the teacher" in error_of(
         profile_file(tmp_path), "serve.try_page=with_teacher"
     )
@@ -263,7 +262,8 @@ def test_unreadable_profiles(tmp_path: Path, content: bytes, message: str) -> No
 )
 def test_a_secret_is_refused_unseen(setting: str, message: str) -> None:
     said = error_of("embedded", setting)
-    assert message in said and "s3cret" not in said
+    assert message in said
+    assert "s3cret" not in said
 
 
 def test_a_part_of_an_address_that_only_looks_like_a_secret_is_taken() -> None:

@@ -25,13 +25,14 @@ CASES = [
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:
-    critic = [f"rl.critic_model={model}"] if load_profile(name).rl.algorithm == "ppo" else []
-    profile = load_profile(name, [*critic, *changes])
+    overrides = [*changes]
+    if load_profile(name).rl.algorithm == "ppo":
+        overrides.insert(0, f"rl.critic_model={model}")
+    profile = load_profile(name, overrides)
     config = compose(command_of(profile, model, model))
     if importlib.util.find_spec("vllm") is None:
-        config.actor_rollout_ref.rollout.name = (
-            "hf_cpu"  # verl asks vLLM how large an adapter may be
-        )
+        # verl asks vLLM how large an adapter may be.
+        config.actor_rollout_ref.rollout.name = "hf_cpu"
     return config
 
 
@@ -40,7 +41,8 @@ def test_verl_validates_the_profile(name: str, kl: str | None, model_folder: Pat
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = composed(name, model_folder, *([f"rl.kl.mode={kl}"] if kl else []))
+    changes = [f"rl.kl.mode={kl}"] if kl else []
+    config = composed(name, model_folder, *changes)
     assert need_reference_policy(config) == ((kl or load_profile(name).rl.kl.mode) != "off")
     validate_config(
         config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
@@ -58,11 +60,11 @@ def test_a_critic_with_another_tokenizer_is_refused(model_folder: Path, tmp_path
     from transformers import AutoTokenizer
     from verl.utils.config import omega_conf_to_dataclass
 
-    other = make_model(tmp_path / "other")
-    tokenizer = AutoTokenizer.from_pretrained(other)
+    critic = make_model(tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(critic)
     tokenizer.add_tokens(["unheard-of"])
-    tokenizer.save_pretrained(other)
-    config = composed("fivedoctors", model_folder, f"rl.critic_model={other}")
+    tokenizer.save_pretrained(critic)
+    config = composed("fivedoctors", model_folder, f"rl.critic_model={critic}")
     with pytest.raises(
         InstantiationException, match="another tokenizer than the policy, of 339 tokens and not 338"
     ):

@@ -1,4 +1,4 @@
-"""What ships in configs/: no secret, and command lines that the engines accept."""
+"""The profiles that ship in configs/: no secret, and command lines that the engines accept."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,9 @@ PROFILES = [
     for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 ]
 ON_GPUS = [
-    each for each in PROFILES if each.trainer.device == "cuda" and each.teacher.base_url != EMBEDDED
+    profile
+    for profile in PROFILES
+    if profile.trainer.device == "cuda" and profile.teacher.base_url != EMBEDDED
 ]
 every_profile = pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: profile.name)
@@ -27,11 +29,9 @@ gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: pr
 @every_profile
 def test_services_are_embedded_on_loopback_or_encrypted(profile: Profile):
     for url in (profile.teacher.base_url, profile.judge.base_url, profile.rag.url):
-        assert (
-            url == EMBEDDED
-            or urlsplit(url).scheme == "https"
-            or urlsplit(url).hostname == "127.0.0.1"
-        )
+        address = urlsplit(url)
+        is_safe = address.scheme == "https" or address.hostname == "127.0.0.1"
+        assert url == EMBEDDED or is_safe, url
 
 
 @gpu_profile
@@ -54,8 +54,9 @@ def test_engines_accept_the_command_lines(
         "output_dir": tmp_path,
     }
     sft = sft_command(profile, model=profile.student.base_model, resume_from=None, **files)
-    assert all(isinstance(word, str) and word not in ("None", "True", "False") for word in sft.argv)
-    assert not any("sk-secret" in word for word in [*sft.argv, *sft.env.values()])
+    assert [word for word in sft.argv if not isinstance(word, str)] == []
+    assert {"None", "True", "False"}.isdisjoint(sft.argv)
+    assert [word for word in [*sft.argv, *sft.env.values()] if "sk-secret" in word] == []
     rl = compose(command_of(profile, tmp_path))
     assert min(rl.trainer.total_training_steps, rl.trainer.save_freq, rl.trainer.test_freq) > 0
     assert (
@@ -76,7 +77,8 @@ def test_a_rehearsal_decides_as_its_profile_does_on_simulators(profile: Profile)
     assert rehearsed.tenant.teacher_rules == profile.tenant.teacher_rules
     assert rehearsed.sft.num_train_epochs == profile.sft.num_train_epochs
     assert {rehearsed.teacher.base_url, rehearsed.judge.base_url, rehearsed.rag.url} == {EMBEDDED}
-    assert not rehearsed.teacher.api_key_env and rehearsed.trainer.device == "cpu"
+    assert not rehearsed.teacher.api_key_env
+    assert rehearsed.trainer.device == "cpu"
     assert rehearsed.prices[rehearsed.teacher.model] == profile.prices[profile.teacher.model]
 
 
@@ -94,16 +96,14 @@ def test_rehearsal_keeps_rows_and_lacks_nothing(
         f"paths.state={tmp_path}/state",
         f"tracking.uri={database}",
     )
-    rehearsed, problems = load_profile(f"{profile.name}_rehearsal", site), list[str]()
+    rehearsed = load_profile(f"{profile.name}_rehearsal", site)
     refresh(rehearsed.name, overrides=(*site, "data.limit=60", "embedded.teacher_latency_ms=0"))
-    assert (
-        len(
-            (tmp_path / "runs" / "latest" / "dataset" / "sft_train.jsonl")
-            .read_text("utf-8")
-            .splitlines()
-        )
-        > 30
-    )
+    train_file = tmp_path / "runs" / "latest" / "dataset" / "sft_train.jsonl"
+    assert len(train_file.read_text("utf-8").splitlines()) > 30
+    problems: list[str] = []
     require(rehearsed, "pipeline", problems.append, leave_out=TRAINER_CHECKS)
     too_few = "[0-9,]+ test questions can (show a gain|rule out a loss)[^;]+;[^;]+"
-    assert not [each for each in problems if not re.fullmatch(f"{too_few}(; {too_few})?", each)]
+    other_problems = [
+        problem for problem in problems if not re.fullmatch(f"{too_few}(; {too_few})?", problem)
+    ]
+    assert other_problems == []

@@ -40,11 +40,12 @@ import sys
 from qinglan.ledger import Call, Ledger, Order
 ledger = Ledger(sys.argv[1])
 for number in range(40):
-    names = {"run_id": "r", "tenant": "t", "role": "judge", "model": "m", "text": "x", "finish_reason": "stop"}
+    names = {"run_id": "r", "tenant": "t", "role": "judge", "model": "m"}
+    answer = {"text": "x", "finish_reason": "stop"}
     numbers = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.5, "latency_ms": 1}
     key = f"{sys.argv[2]}-{number}"
     assert ledger.exchange(Order(wanted=[key])).claimed == {key}
-    ledger.exchange(Order(calls=[Call(request_hash=key, **names, **numbers)]))
+    ledger.exchange(Order(calls=[Call(request_hash=key, **names, **answer, **numbers)]))
     assert ledger.get(key)
 ledger.exchange(Order(wanted=["held by all"]))
 print("done", flush=True)
@@ -88,15 +89,10 @@ def test_an_answer_comes_back_whole_and_of_two_the_first_stays_but_both_count(ur
         ledger.record([call(text="second")])
     with closing(Ledger(url)) as ledger:
         assert ledger.get("h") == call()
-        assert (ledger.usage("r", "teacher").calls, ledger.usage("r", "teacher").cost_usd) == (
-            3,
-            0.5,
-        )
-        assert [attempt.outcome for attempt in ledger.attempts("run_id", "r")] == [
-            "http_429",
-            "stop",
-            "stop",
-        ]
+        usage = ledger.usage("r", "teacher")
+        assert (usage.calls, usage.cost_usd) == (3, 0.5)
+        outcomes = [attempt.outcome for attempt in ledger.attempts("run_id", "r")]
+        assert outcomes == ["http_429", "stop", "stop"]
 
 
 def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
@@ -111,9 +107,8 @@ def test_usage_is_per_run_and_role_and_spending_by_any_key(url: str):
             (line.key, line.calls, line.cost_usd, line.failed) for line in ledger.spending("run")
         ]
         assert runs == [("r", 2, 0.5, 1), ("other", 1, 0.25, 0)]
-        assert [line.key for line in ledger.spending("month")] == [
-            time.strftime("%Y-%m", time.gmtime())
-        ]
+        this_month = time.strftime("%Y-%m", time.gmtime())
+        assert [line.key for line in ledger.spending("month")] == [this_month]
         assert ledger.spending("model", since_s=time.time() + 1) == []
 
 
@@ -129,8 +124,8 @@ def test_failed_calls_cost_what_they_cost(url: str):
         assert ledger.usage("r", "teacher").cost_usd == 0.75
         assert [(line.cost_usd, line.failed) for line in ledger.spending("run")] == [(1.0, 2)]
         tries = sorted(
-            (each.outcome, each.cost_usd, each.estimated)
-            for each in ledger.attempts("request_hash", "h")
+            (attempt.outcome, attempt.cost_usd, attempt.estimated)
+            for attempt in ledger.attempts("request_hash", "h")
         )
         assert tries == [("stop", 0.25, False), ("teacher_timeout", 0.5, True)]
 
@@ -146,22 +141,20 @@ def test_a_dropped_answer_is_asked_again_and_stays_paid(url: str):
         assert ledger.exchange(Order(wanted=["abc"])).claimed == {"abc"}
         assert (ledger.spent_usd("r")[0], ledger.usage("r", "teacher").cost_usd) == (0.75, 0.75)
         tries = ledger.attempts("request_hash", "abc")
-        assert [(each.outcome, each.cost_usd) for each in tries] == [("dropped", 0.25)]
-        ledger.record(
-            [quoting := call("q", reasoning=r"问 100%/_\n 吗"), call("other", text="问 100 _n 吗")]
-        )
-        assert [
-            ledger.drop_all(ledger.requests_quoting({r"100%/_\n", "甲"})) for _ in range(2)
-        ] == [[quoting], []]
+        assert [(attempt.outcome, attempt.cost_usd) for attempt in tries] == [("dropped", 0.25)]
+        quoting = call("q", reasoning=r"问 100%/_\n 吗")
+        ledger.record([quoting, call("other", text="问 100 _n 吗")])
+        for dropped in ([quoting], []):
+            assert ledger.drop_all(ledger.requests_quoting({r"100%/_\n", "甲"})) == dropped
 
 
 def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):
-    with closing(Ledger(url)) as one, closing(Ledger(url)) as other:
-        assert one.exchange(Order(wanted=["a", "b"])).claimed == {"a", "b"}
-        delivery = other.exchange(Order(wanted=["a", "b"]))
+    with closing(Ledger(url)) as first, closing(Ledger(url)) as second:
+        assert first.exchange(Order(wanted=["a", "b"])).claimed == {"a", "b"}
+        delivery = second.exchange(Order(wanted=["a", "b"]))
         assert (delivery.found, delivery.claimed) == ({}, set())
-        one.exchange(Order(calls=[call("a")], released=["b"]))
-        delivery = other.exchange(Order(wanted=["a", "b"]))
+        first.exchange(Order(calls=[call("a")], released=["b"]))
+        delivery = second.exchange(Order(wanted=["a", "b"]))
         assert (list(delivery.found), delivery.claimed) == (["a"], {"b"})
     with closing(Ledger(url)) as later:
         assert later.exchange(Order(wanted=["b"])).claimed == {"b"}, (
@@ -172,7 +165,8 @@ def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url:
 def test_claims_of_another_machine_end_when_it_is_not_heard_of(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    wall_s, clock_s = time.time(), 1000.0
+    wall_s = time.time()
+    clock_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: clock_s)
 
     def claimed_by(near: Ledger, after_s: float) -> set[str]:
@@ -182,7 +176,8 @@ def test_claims_of_another_machine_end_when_it_is_not_heard_of(
 
     with closing(Ledger(url)) as far, closing(Ledger(url)) as near:
         far.holder = "elsewhere" + far.holder[far.holder.index("|") :]
-        monkeypatch.setattr(time, "time", lambda: wall_s - 3600)  # its clock is slow
+        # Its clock is slow.
+        monkeypatch.setattr(time, "time", lambda: wall_s - 3600)
         far.exchange(Order(wanted=["a"]))
         monkeypatch.setattr(time, "time", lambda: wall_s)
         assert not any(claimed_by(near, after_s=15) for _ in range(4))
@@ -196,13 +191,12 @@ def test_claims_of_another_machine_end_when_it_is_not_heard_of(
 
 
 def test_a_changed_clock_makes_no_process_look_dead(url: str, monkeypatch: pytest.MonkeyPatch):
-    with closing(Ledger(url)) as one, closing(Ledger(url)) as other:
-        one.exchange(Order(wanted=["a"]))
+    with closing(Ledger(url)) as first, closing(Ledger(url)) as second:
+        first.exchange(Order(wanted=["a"]))
         began_s = psutil.Process().create_time()
-        monkeypatch.setattr(
-            psutil.Process, "create_time", lambda _: began_s + 3600
-        )  # it adds ticks to the clock
-        assert other.exchange(Order(wanted=["a"])).claimed == set()
+        # psutil adds ticks to the clock.
+        monkeypatch.setattr(psutil.Process, "create_time", lambda _: began_s + 3600)
+        assert second.exchange(Order(wanted=["a"])).claimed == set()
 
 
 def test_a_batch_holds_its_claims_until_it_is_merged(url: str):
@@ -228,12 +222,11 @@ def test_batches_are_found_until_they_are_merged(url: str):
     )
     with closing(Ledger(url)) as ledger:
         ledger.save_batch(job)
-        ledger.save_batch(job.model_copy(update={"status": "submitted", "batch_id": "batch_1"}))
-        assert [
-            (j.status, j.batch_id) for j in ledger.open_batches(server="s", role="teacher")
-        ] == [("submitted", "batch_1")]
+        ledger.save_batch(job.submitted("batch_1"))
+        (open_job,) = ledger.open_batches(server="s", role="teacher")
+        assert (open_job.status, open_job.batch_id) == ("submitted", "batch_1")
         assert ledger.open_batches(server="other", role="teacher") == []
-        ledger.save_batch(job.model_copy(update={"status": "merged"}))
+        ledger.save_batch(job.merged())
         assert ledger.open_batches(server="s", role="teacher") == []
 
 
@@ -275,7 +268,8 @@ def test_retrievals_come_back_whole_and_are_kept_by_scope(url: str):
         ledger.exchange(Order(retrievals=[retrieval("a")], is_resent=True))
     with closing(Ledger(url)) as ledger:
         assert ledger.exchange(Order(sought=["a", "c"])).retrieved == {"a": FOUND}
-        assert (ledger.retrieval_keys("run"), ledger.retrieval_keys("none")) == ({"a"}, set())
+        assert ledger.retrieval_keys("run") == {"a"}
+        assert ledger.retrieval_keys("none") == set()
 
 
 def test_opening_drops_old_retrievals_in_small_portions_and_answers_never(
@@ -285,10 +279,10 @@ def test_opening_drops_old_retrievals_in_small_portions_and_answers_never(
     with closing(Ledger(url)) as ledger, monkeypatch.context() as patch:
         patch.setattr(store.time, "time", lambda: 1.0)
         ledger.exchange(Order(calls=[call()], retrievals=[retrieval(key) for key in "abc"]))
-    for left in (2, 1):
+    for key_count in (2, 1):
         with closing(Ledger(url)) as ledger:
             ledger.exchange(Order(retrievals=[retrieval("new")]))
-            assert len(ledger.retrieval_keys("run")) == left
+            assert len(ledger.retrieval_keys("run")) == key_count
             assert ledger.get("h") == call()
 
 
@@ -306,26 +300,28 @@ def test_two_may_make_the_file_at_once(tmp_path: Path):
 
 @pytest.mark.parametrize(("url", "expected"), [("", 10), ("?connect_timeout=3", "3")])
 def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected: object):
-    engine, asked = make_engine(f"postgresql+psycopg://me@127.0.0.1:9/none{url}"), []
+    engine = make_engine(f"postgresql+psycopg://me@127.0.0.1:9/none{url}")
+    connecting: list[dict[str, object]] = []
 
     @sa.event.listens_for(engine, "do_connect")
     def _refuse(
         _dialect: object, _record: object, _arguments: object, parameters: dict[str, object]
     ) -> None:
-        asked.append(parameters)
+        connecting.append(parameters)
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
         engine.connect()
-    (given,) = asked
-    assert given["connect_timeout"] == expected
-    assert {
+    (parameters,) = connecting
+    assert parameters["connect_timeout"] == expected
+    limits = {
         "tcp_user_timeout",
         "keepalives",
         "keepalives_idle",
         "keepalives_interval",
         "keepalives_count",
-    } < {*given}
+    }
+    assert limits < {*parameters}
 
 
 @pytest.fixture
@@ -344,8 +340,8 @@ def test_limits_are_a_transactions_and_not_its_sessions(
     with engine.begin() as db:
         assert "0" not in [db.execute(limit).scalar() for limit in limits]
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
-        found = [db.execute(limit).scalar() for limit in limits]
-        assert found == ["0", "0", "0"], "a pooler gives the session to others"
+        session_limits = [db.execute(limit).scalar() for limit in limits]
+        assert session_limits == ["0", "0", "0"], "a pooler gives the session to others"
     monkeypatch.setitem(database._LIMITS, "statement_timeout", "200ms")
     with pytest.raises(sa.exc.DBAPIError, match="due to statement timeout"), engine.begin() as db:
         db.execute(sa.text("SELECT pg_sleep(5)"))
@@ -375,10 +371,11 @@ async def test_a_connection_that_brings_no_answer_is_left_for_another(
     monkeypatch.setattr(store, "_ANSWER_WITHIN_S", 0.5)
     asking = queue.LedgerQueue(on_server, "r", Budget())
     with closing_engine(postgres) as db:
-        others = sa.text(
-            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        other_sessions = sa.text(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
-        backends = [psutil.Process(pid) for pid in db.scalars(others)]
+        backends = [psutil.Process(pid) for pid in db.scalars(other_sessions)]
     for backend in backends:
         backend.suspend()
     try:
@@ -421,7 +418,8 @@ def test_a_server_that_is_restarted_is_unreachable_meanwhile_and_a_damaged_file_
     (tmp_path / "ledger.db").write_text("no database")
     with pytest.raises(LedgerError) as damaged:
         Ledger(ledger_url(LedgerStore(), tmp_path))
-    assert (stopped.value.unreachable, damaged.value.unreachable) == (True, False)
+    assert stopped.value.unreachable
+    assert not damaged.value.unreachable
 
 
 def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -39,7 +39,9 @@ class Flaky(Ledger):
 
     def __init__(self, path: Path, away: int = 0, *, commits: bool = False) -> None:
         super().__init__(ledger_url(LedgerStore(), path))
-        self.away, self.commits, self.exchanges = away, commits, 0
+        self.away = away
+        self.commits = commits
+        self.exchanges = 0
 
     def exchange(self, order: Order) -> Delivery:
         self.exchanges += 1
@@ -51,14 +53,14 @@ class Flaky(Ledger):
 
 
 async def test_many_at_once_take_few_transactions(tmp_path: Path):
-    ledger, keys = Flaky(tmp_path), [str(n) for n in range(200)]
+    ledger = Flaky(tmp_path)
+    keys = [str(number) for number in range(200)]
     async with queue_of(ledger) as queue:
         assert set(await asyncio.gather(*map(queue.acquire, keys))) == {None}
         await asyncio.gather(*(queue.record(call(key)) for key in keys))
         assert ledger.exchanges <= 4
-        assert {
-            found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))
-        } == set(keys)
+        answers = await asyncio.gather(*map(queue.acquire, keys))
+        assert {answer.request_hash for answer in answers} == set(keys)
 
 
 async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_path: Path):
@@ -85,9 +87,9 @@ async def test_an_error_of_the_ledger_reaches_all(
     async with queue_of(ledger) as queue:
         with monkeypatch.context() as patch:
             patch.setattr(ledger, "exchange", raising(error))
-            for asked in (queue.acquire("a"), queue.find_retrieval("k"), queue.record(call("a"))):
+            for waiting in (queue.acquire("a"), queue.find_retrieval("k"), queue.record(call("a"))):
                 with pytest.raises(type(error)):
-                    await asyncio.wait_for(asked, 60)
+                    await asyncio.wait_for(waiting, 60)
         await queue.close()
         assert ledger.get("a") == call("a"), "what was paid for is written at the end"
 
@@ -165,7 +167,7 @@ async def test_each_run_has_its_own_budget_and_may_go_on_without_what_it_cannot_
 
 
 @pytest.mark.parametrize(
-    ("holder", "shown"),
+    ("holder", "message"),
     [
         (
             "batch:d",
@@ -182,7 +184,7 @@ async def test_who_waits_for_others_says_so_and_gives_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     holder: str,
-    shown: str,
+    message: str,
 ):
     assert ledger_queue._SAY_AFTER_S + ledger_queue._LOOK_AGAIN_S < 5
     for name, value_s in {
@@ -209,33 +211,28 @@ async def test_who_waits_for_others_says_so_and_gives_up(
         waiting = [asyncio.create_task(queue.acquire(key)) for key in "abc"]
         await asyncio.sleep(0.4)
         said = [record.message for record in caplog.records]
-        assert len(said) == 1 and said[0].startswith(
-            "ledger: questions of this run (3) are held by "
-        )
+        (warning,) = said
+        assert warning.startswith("ledger: questions of this run (3) are held by ")
         ledger.record([call("a")])
         assert await asyncio.wait_for(waiting[0], 60) == call("a")
-        for each in waiting[1:]:
-            with pytest.raises(LedgerError, match=shown):
-                await asyncio.wait_for(each, 60)
+        for task in waiting[1:]:
+            with pytest.raises(LedgerError, match=message):
+                await asyncio.wait_for(task, 60)
         assert time.monotonic() > started_s + 0.9, "an answer of others is news"
-        again = asyncio.create_task(
-            queue.acquire("b")
-        )  # while the last look for it is still to come
+        # While the last look for it is still to come.
+        again = asyncio.create_task(queue.acquire("b"))
         assert await queue.acquire("d") is None, "the queue goes on"
-        with pytest.raises(LedgerError, match=shown):
+        with pytest.raises(LedgerError, match=message):
             await asyncio.wait_for(again, 60)
 
 
 async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):
-    found = Retrieved(ids=("d",), scores=(0.5,), titles=("题",))
+    retrieved = Retrieved(ids=("d",), scores=(0.5,), titles=("题",))
     async with queue_of(Flaky(tmp_path, 1)) as queue:
-        queue.keep_retrieval(Retrieval(key="k", scope="run", found=found))
+        queue.keep_retrieval(Retrieval(key="k", scope="run", found=retrieved))
         await queue.record(call("a"))
-        assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [
-            found,
-            None,
-            found,
-        ]
+        found_retrievals = await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k")))
+        assert found_retrievals == [retrieved, None, retrieved]
 
 
 class FullDisk(Ledger):
@@ -243,7 +240,8 @@ class FullDisk(Ledger):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(ledger_url(LedgerStore(), folder))
-        self.reserve, self.filled = folder / "ledger.db.reserve", False
+        self.reserve = folder / "ledger.db.reserve"
+        self.filled = False
 
     def exchange(self, order: Order) -> Delivery:
         if self.filled and self.reserve.exists():
@@ -262,7 +260,8 @@ async def test_answers_under_way_are_kept_and_nothing_more_is_asked(tmp_path: Pa
             await queue.acquire("c")
         assert await queue.acquire("a") == call("a"), "what is known costs nothing"
     ledger.filled = False
-    async with queue_of(FullDisk(tmp_path)) as later:  # with room
+    # Now there is room.
+    async with queue_of(FullDisk(tmp_path)) as later:
         assert ledger.reserve.stat().st_size == RESERVED_BYTES
         assert await later.acquire("c") is None
 
@@ -274,7 +273,5 @@ def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):
         assert path.stat().st_size == RESERVED_BYTES
     reserve_space(sa.make_url(f"sqlite:///{tmp_path / 'missing' / 'l.db'}"))
     assert [*tmp_path.iterdir()] == [path]
-    assert [reserve_space(sa.make_url(url)) for url in ("sqlite://", "postgresql://u@h/d")] == [
-        None,
-        None,
-    ]
+    assert reserve_space(sa.make_url("sqlite://")) is None
+    assert reserve_space(sa.make_url("postgresql://u@h/d")) is None

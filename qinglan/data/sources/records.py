@@ -1,6 +1,5 @@
 """An input row as its file has it, and the columns that are read."""
 
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from openpyxl.utils import get_column_letter
 from qinglan.config import Columns, Data
 from qinglan.errors import WorkbookError
 from qinglan.recipes import Input
+from qinglan.text import nearest_names
 
 FIELDS = tuple(field for field in Columns.model_fields if field != "inputs")
 """Columns that every recipe knows; a recipe's own are `input_field(name)`."""
@@ -131,7 +131,7 @@ def _missing_column(header: Sequence[str], field: str, name: str, where: str) ->
 
     shown_names = f"found: {listed(names) or 'none'}"
     suggestion = "NAME"
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+    nearest = nearest_names(name, names, cutoff=0.3)
     if nearest:
         suggestion = nearest[0]
         shown_names += f"; nearest: {suggestion}"

@@ -1,6 +1,5 @@
 """Checks of the services that answer: chat services, the ledger, and MLflow's registry."""
 
-import difflib
 import json
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret, uses_proxy
 from qinglan.errors import ConfigError, first_line
 from qinglan.simulators.domains import domain_of_model
+from qinglan.text import nearest_names
 
 _TIMEOUT_S = 10.0
 _SHOWN_MODELS = 8
@@ -103,7 +103,7 @@ def _note_on_model(model: str, response: httpx2.Response) -> str | None:
         return "the model is not checked: the service lists none"
     if model in listed:
         return None
-    near = difflib.get_close_matches(model, listed, n=_SHOWN_MODELS, cutoff=0.4)
+    near = nearest_names(model, listed, most=_SHOWN_MODELS, cutoff=0.4)
     names = near or listed[:_SHOWN_MODELS]
     more = ", …" if len(names) < len(listed) else ""
     return f"the service does not list this model; it has {', '.join(names)}{more}"

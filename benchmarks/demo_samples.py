@@ -42,7 +42,7 @@ CODE = (
     "noise.py",
     "noise.yaml",
     "rows.py",
-    "statistics.py",
+    "statistics",
     "cpu.py",
 )
 """The parts of `qinglan` that can change a result."""

@@ -19,7 +19,8 @@ from rich.text import Text
 
 SIZE: ViewportSize = {"width": 1000, "height": 1120}
 COLUMNS = 120
-FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width} {terminal_height}">
+FORMAT = """<svg xmlns="http://www.w3.org/2000/svg"
+ viewBox="0 0 {terminal_width} {terminal_height}">
 <style>{styles} text {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace; }}</style>
 <defs>{lines}</defs>
 <rect width="100%" height="100%" rx="8" fill="#0c0c0c"/>

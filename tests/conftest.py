@@ -97,7 +97,8 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         temporary_settings({PREFECT_API_URL: site.api_url}),
     ):
         yield
-        send_what_is_queued()  # without a server, what is left would fail in the log of some later test
+        # Without a server, what is left would fail in the log of some later test.
+        send_what_is_queued()
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ TEXTS = {
     "鱼油.txt": "鱼油一天吃两粒,随餐服用。\n\n" + "鱼油应放在阴凉干燥处,开封后放冰箱冷藏保存。" * 5,
     "钙/钙片.md": "钙片什么时候吃好?睡前或饭后半小时服用,不要和牛奶一起吃。",
     "益生菌.txt": "益生菌用温水冲服,水温不超过四十度,饭后服用效果最好。",
-    "vitamin-c.md": "Vitamin C tablets: one tablet a day after breakfast. Store them in a dry place.",
+    "vitamin-c.md": (
+        "Vitamin C tablets: one tablet a day after breakfast. Store them in a dry place."
+    ),
     "empty.txt": " \n",
 }
 

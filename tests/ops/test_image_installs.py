@@ -33,10 +33,10 @@ STEP_S = 600
 # The packages that the reward and the engines' scripts are imported with; the lock has their
 # versions.
 IMPORTED_WITH = """
-aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2 httpcore2
-h11 anyio sniffio certifi truststore distro jiter tqdm typing-extensions pydantic pydantic-core pyyaml filelock
-annotated-types typing-inspection sqlalchemy greenlet psycopg psycopg-binary psutil jieba numpy pyarrow setuptools
-jmespath
+aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2
+httpcore2 h11 anyio sniffio certifi truststore distro jiter tqdm typing-extensions pydantic
+pydantic-core pyyaml filelock annotated-types typing-inspection sqlalchemy greenlet psycopg
+psycopg-binary psutil jieba numpy pyarrow setuptools jmespath
 """
 
 

@@ -39,7 +39,8 @@ from qinglan.training.reward_service.function import close_reward_service, start
 class RewardWorker:
     async def score(self, info, texts, path):
         from qinglan.training.reward_service.function import compute_score
-        return await asyncio.gather(*(compute_score("d", text, "", info, config_path=path) for text in texts))
+        scores = [compute_score("d", text, "", info, config_path=path) for text in texts]
+        return await asyncio.gather(*scores)
 
 path, info, parts = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 with ray_start_lock():

@@ -1,4 +1,4 @@
-"""What tests share: profiles, services and a tiny model."""
+"""Fixtures that tests share: profiles, services and a tiny model."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -30,17 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Without what Prefect's threads say of the events that earlier tests left."""
-    of_threads = ("prefect._internal", "EventsWorker", "APILogWorker")
-    caplog.handler.addFilter(lambda record: not record.name.startswith(of_threads))
+    """The log without lines of Prefect's threads about events that earlier tests left."""
+    thread_loggers = ("prefect._internal", "EventsWorker", "APILogWorker")
+    caplog.handler.addFilter(lambda record: not record.name.startswith(thread_loggers))
     return caplog
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Script], FakeService]]:
     """Start services that end with the test."""
-    with ExitStack() as started:
-        yield lambda script: started.enter_context(closing(FakeService(script)))
+    with ExitStack() as services:
+        yield lambda script: services.enter_context(closing(FakeService(script)))
 
 
 @pytest.fixture
@@ -75,14 +75,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a database for MLflow, which a module's tests share: its tables take
-    seconds."""
+    """The address of a module's database for MLflow, shared because its tables take seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="module")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For flows that run in this process."""
+    """A Prefect server for flows that run in this process."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
     from prefect_process import prefect_process
 
@@ -97,7 +96,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         temporary_settings({PREFECT_API_URL: site.api_url}),
     ):
         yield
-        # Without a server, what is left would fail in the log of some later test.
+        # Without a server, what is still queued would fail in the log of some later test.
         send_what_is_queued()
 
 
@@ -116,16 +115,16 @@ def qinglan(
             path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
             argv += ["--profile", str(path)]
         monkeypatch.setattr("sys.argv", argv)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        return int(exit_info.value.code or 0), *capsys.readouterr()
 
     return call
 
 
 @pytest.fixture
 def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a proxy nor a Prefect server of the user's own."""
+    """Take away the user's own proxies and Prefect server."""
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     for name in (
         "http_proxy",
@@ -141,7 +140,7 @@ def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries without waiting; what a service asks for is still waited for."""
+    """Retry without waiting, unless a service asks for it."""
     monkeypatch.setattr(retrieval, "_BACK_OFF", BackOff(0.0, 0.0))
 
 

@@ -18,20 +18,20 @@ opening = {
     "device": lambda: device_lock(profile, print),
     "pipeline": lambda: open_run(profile, "pipeline"),
 }
-with opening[sys.argv[1]]() as held:
-    print(getattr(held, "id", "held"), flush=True)
+with opening[sys.argv[1]]() as lock_or_run:
+    print(getattr(lock_or_run, "id", "held"), flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
 def another_process(what: str, profile: Profile) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """It, and the id of the run that it holds, if any; dead after the block."""
+    """The process, and the id of the run that it holds, if any; dead after the block."""
     argv = [sys.executable, "-c", _HOLD, what, profile.model_dump_json()]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        held = process.stdout.readline().strip()
-        assert held
-        yield process, held
+        run_id = process.stdout.readline().strip()
+        assert run_id, "the process did not start"
+        yield process, run_id
         process.kill()

@@ -1,5 +1,7 @@
-"""Asks the teacher about a folder's rows, as a process that a test ends: `python asking_worker.py
-FOLDER`."""
+"""Asks the teacher about a folder's rows, as a process that a test ends.
+
+python asking_worker.py FOLDER
+"""
 
 import asyncio
 import sys
@@ -18,8 +20,8 @@ from qinglan.runs.run import Run
 def write_questions(folder: Path, profile: Profile, count: int) -> None:
     (folder / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
     rows = [
-        Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}")
-        for n in range(count)
+        Row(id=str(number), tenant="t", query=f"虾青素{number}咋吃", source=f"q.csv:{number}")
+        for number in range(count)
     ]
     write_jsonl(folder / "rows.jsonl", rows)
 

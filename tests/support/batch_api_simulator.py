@@ -40,18 +40,16 @@ class _InputLine(BaseModel, strict=True):
 
 
 def unknown_models(lines: Sequence[_InputLine]) -> list[dict[str, Any]]:
-    """What makes a batch fail as a whole."""
-    wanted = ((number, line.body.get("model")) for number, line in enumerate(lines, 1))
-    return [
-        {
-            "code": "model_not_found",
-            "message": f"The model '{model}' does not exist.",
-            "param": None,
-            "line": number,
-        }
-        for number, model in wanted
-        if model not in simulated_models()
-    ]
+    """The errors that make a batch fail as a whole."""
+    errors = []
+    for number, line in enumerate(lines, 1):
+        model = line.body.get("model")
+        if model not in simulated_models():
+            message = f"The model '{model}' does not exist."
+            errors.append(
+                {"code": "model_not_found", "message": message, "param": None, "line": number}
+            )
+    return errors
 
 
 class BatchRequest(BaseModel):
@@ -77,25 +75,33 @@ class SimulatedBatch:
     id: str = field(default_factory=lambda: f"batch_{uuid4().hex}")
 
     def progress(self, now: float) -> tuple[str, int]:
-        """Its status, and how many lines are answered, with or without an error, in the order of
-        the file."""
+        """The batch's status, and how many lines are answered, with or without an error.
+
+        Lines are answered in the order of the file.
+        """
         if self.errors:
             return "failed", 0
-        cancelled = inf if self.cancelling_s is None else self.cancelling_s - self.created_s
+        age_s = now - self.created_s
+        cancelled_s = inf if self.cancelling_s is None else self.cancelling_s - self.created_s
         ends = {
             self.takes_s: "completed",
             self.window_s: "expired",
-            cancelled + _CANCELLING * self.takes_s: "cancelled",
+            cancelled_s + _CANCELLING * self.takes_s: "cancelled",
         }
-        age, end = now - self.created_s, min(ends)
-        status = ends[end] if age >= end else "cancelling" if age >= cancelled else "in_progress"
-        worked = min(age, end, cancelled)
-        return status, int(len(self.lines) * (worked / self.takes_s if self.takes_s else 1.0))
+        end_s = min(ends)
+        if age_s >= end_s:
+            status = ends[end_s]
+        else:
+            status = "cancelling" if age_s >= cancelled_s else "in_progress"
+        if not self.takes_s:
+            return status, len(self.lines)
+        worked_s = min(age_s, end_s, cancelled_s)
+        return status, int(len(self.lines) * (worked_s / self.takes_s))
 
     def as_object(self, now: float) -> dict[str, Any]:
-        status, done = self.progress(now)
-        failed = sum(index < done for index in self.faulty)
-        known = self.request.model_dump() | {
+        status, answered = self.progress(now)
+        failed = sum(index < answered for index in self.faulty)
+        batch_object = self.request.model_dump() | {
             "id": self.id,
             "object": "batch",
             "created_at": int(self.created_s),
@@ -103,14 +109,15 @@ class SimulatedBatch:
             "errors": {"object": "list", "data": self.errors} if status == "failed" else None,
             "request_counts": {
                 "total": len(self.lines),
-                "completed": done - failed,
+                "completed": answered - failed,
                 "failed": failed,
             },
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
         }
-        Batch.model_validate(known)
-        return known
+        # It has to be what the client's own type takes.
+        Batch.model_validate(batch_object)
+        return batch_object
 
 
 class SimulatedBatchStore:
@@ -127,7 +134,9 @@ class SimulatedBatchStore:
     ) -> None:
         """A batch takes `batch_s`, and expires where that is more than `window_s`."""
         self._clock = clock
-        self._batch_s, self._window_s, self._fault_rate = batch_s, window_s, fault_rate
+        self._batch_s = batch_s
+        self._window_s = window_s
+        self._fault_rate = fault_rate
         self._rng = Random(seed)
         self._lock = threading.RLock()
         self._files: dict[str, bytes] = {}
@@ -146,7 +155,7 @@ class SimulatedBatchStore:
         return {"id": self._add_file(content), "object": "file"}
 
     def file(self, file_id: str) -> bytes:
-        return _found(self._files, file_id, "File")
+        return _stored(self._files, file_id, "File")
 
     def content(self, file_id: str) -> Response:
         return Response(self.file(file_id), media_type="application/octet-stream")
@@ -163,9 +172,15 @@ class SimulatedBatchStore:
         with self._lock:
             lines = [_InputLine.model_validate_json(text) for text in content.splitlines()]
             faulty = {index for index in range(len(lines)) if self._rng.random() < self._fault_rate}
-            errors, now = unknown_models(lines), self._clock()
+            now = self._clock()
             batch = SimulatedBatch(
-                request, lines, errors, faulty, now, self._batch_s, self._window_s
+                request,
+                lines,
+                unknown_models(lines),
+                faulty,
+                now,
+                self._batch_s,
+                self._window_s,
             )
             self._batches[batch.id] = batch
             return batch.as_object(now)
@@ -173,14 +188,16 @@ class SimulatedBatchStore:
     def retrieve(self, batch_id: str) -> dict[str, Any]:
         """A batch as it is now; its files are there as soon as it has ended."""
         with self._lock:
-            batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
+            batch = _stored(self._batches, batch_id, "Batch")
+            now = self._clock()
             if batch.progress(now)[0] in ("completed", "expired", "cancelled"):
                 self._write_results(batch, now)
             return batch.as_object(now)
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
         with self._lock:
-            batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
+            batch = _stored(self._batches, batch_id, "Batch")
+            now = self._clock()
             if batch.cancelling_s is None:
                 batch.cancelling_s = now
             return batch.as_object(now)
@@ -190,55 +207,64 @@ class SimulatedBatchStore:
     ) -> dict[str, Any]:
         with self._lock:
             newest = list(reversed(self._batches))
-            start = newest.index(_found(self._batches, after, "Batch").id) + 1 if after else 0
+            start = newest.index(_stored(self._batches, after, "Batch").id) + 1 if after else 0
             data = [self.retrieve(batch_id) for batch_id in newest[start : start + limit]]
             return {"object": "list", "data": data, "has_more": start + limit < len(newest)}
 
     def _write_results(self, batch: SimulatedBatch, now: float) -> None:
         if batch.output_file_id or batch.error_file_id:
             return
-        status, done = batch.progress(now)
-        good, bad = [], []
+        status, answered = batch.progress(now)
+        good: list[dict[str, Any]] = []
+        bad: list[dict[str, Any]] = []
         for index, line in enumerate(batch.lines):
-            result = self._result(
-                line, status if index >= done else None, is_faulty=index in batch.faulty
-            )
-            (good if (result["response"] or {}).get("status_code") == 200 else bad).append(result)
-        Random(batch.id).shuffle(good)  # OpenAI promises no order
-        for name, results in (("output", good), ("error", bad)):
-            if results:
-                content = "".join(
-                    json.dumps(result, ensure_ascii=False) + "\n" for result in results
-                ).encode()
-                setattr(batch, f"{name}_file_id", self._add_file(content))
+            if index >= answered:
+                bad.append(_result(line, error=_not_executed(status)))
+            elif index in batch.faulty:
+                bad.append(_result(line, response=(500, error_body(500, "injected failure"))))
+            else:
+                response = complete(SeededRequest.model_validate(line.body))
+                (good if response[0] == 200 else bad).append(_result(line, response=response))
+        # OpenAI promises no order.
+        Random(batch.id).shuffle(good)
+        batch.output_file_id = self._add_results(good)
+        batch.error_file_id = self._add_results(bad)
 
-    def _result(self, line: _InputLine, ended: str | None, *, is_faulty: bool) -> dict[str, Any]:
-        result = {
-            "id": f"batch_req_{uuid4().hex}",
-            "custom_id": line.custom_id,
-            "response": None,
-            "error": None,
-        }
-        if ended:
-            return result | {
-                "error": {
-                    "code": f"batch_{ended}",
-                    "message": f"This request was not executed: {ended}.",
-                }
-            }
-        request = SeededRequest.model_validate(line.body)
-        status, body = (
-            (500, error_body(500, "injected failure")) if is_faulty else complete(request)
-        )
-        return result | {
-            "response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}
-        }
+    def _add_results(self, results: Sequence[dict[str, Any]]) -> str | None:
+        if not results:
+            return None
+        lines = [json.dumps(result, ensure_ascii=False) + "\n" for result in results]
+        return self._add_file("".join(lines).encode())
 
 
-def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:
-    if key not in kept:
+def _not_executed(status: str) -> dict[str, str]:
+    return {"code": f"batch_{status}", "message": f"This request was not executed: {status}."}
+
+
+def _result(
+    line: _InputLine,
+    *,
+    response: tuple[int, dict[str, Any]] | None = None,
+    error: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A line of an output or error file."""
+    result: dict[str, Any] = {
+        "id": f"batch_req_{uuid4().hex}",
+        "custom_id": line.custom_id,
+        "response": None,
+        "error": error,
+    }
+    if response:
+        status, body = response
+        request_id = f"req_{uuid4().hex}"
+        result["response"] = {"status_code": status, "request_id": request_id, "body": body}
+    return result
+
+
+def _stored(objects: Mapping[str, Stored], key: str, kind: str) -> Stored:
+    if key not in objects:
         raise HTTPException(404, f"No such {kind} object: {key}")
-    return kept[key]
+    return objects[key]
 
 
 def app_with_batches(store: SimulatedBatchStore) -> FastAPI:

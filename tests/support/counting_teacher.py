@@ -1,4 +1,4 @@
-"""A teacher that counts what it answered, which is what has to be paid."""
+"""A teacher that counts its answers, which are what has to be paid."""
 
 import random
 import threading
@@ -20,17 +20,17 @@ class CountingTeacher:
         self, then: Callable[[int], object] = lambda _: None, failing_share: float = 0.0
     ) -> None:
         self.answered: Counter[str] = Counter()
-        self.then, self._failing_share = then, failing_share
-        self._lock, self._random = threading.Lock(), random.Random(5)
+        self.then = then
+        self._failing_share = failing_share
+        self._lock = threading.Lock()
+        self._random = random.Random(5)
 
     def __call__(self, body: dict[str, Any]) -> Any:
         if "messages" not in body:
             return 404, {}
         with self._lock:
-            wait_s, fails = (
-                self._random.uniform(0.01, 0.05),
-                self._random.random() < self._failing_share,
-            )
+            wait_s = self._random.uniform(0.01, 0.05)
+            fails = self._random.random() < self._failing_share
         time.sleep(wait_s)
         if fails:
             return 500, {}

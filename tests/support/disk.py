@@ -1,4 +1,4 @@
-"""What a test sees of the order in which files are forced onto the disk and get their names."""
+"""The order in which files are forced onto the disk and get their names, for a test to see."""
 
 import os
 from collections.abc import Callable
@@ -8,18 +8,22 @@ import pytest
 
 
 def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is forced onto the disk, and what gets its name, in order; by file name."""
-    events = list[tuple[str, str]]()
-    fsync, replace, rename = os.fsync, Path.replace, Path.rename
+    """The events that follow, by file name: forced onto the disk (`sync`), or named (`name`)."""
+    events: list[tuple[str, str]] = []
+    fsync = os.fsync
 
     def noted_fsync(descriptor: int) -> None:
         events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
         fsync(descriptor)
 
-    def noted(what: str, call: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-        return lambda path, target: (events.append((what, path.name)), call(path, target))[1]
+    def noted(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def note_and_rename(path: Path, target: Path) -> Path:
+            events.append(("name", path.name))
+            return rename(path, target)
+
+        return note_and_rename
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(Path, "replace", noted("name", replace))
-    monkeypatch.setattr(Path, "rename", noted("name", rename))
+    monkeypatch.setattr(Path, "replace", noted(Path.replace))
+    monkeypatch.setattr(Path, "rename", noted(Path.rename))
     return events

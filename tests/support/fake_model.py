@@ -15,33 +15,35 @@ class FakeModel:
         self, answer: str | Callable[[str], str | Exception], reasoning: str | None = None
     ) -> None:
         self._answer = answer if callable(answer) else lambda _: answer
-        self.reasoning, self.asked = reasoning, list[Any]()
+        self.reasoning = reasoning
+        self.asked: list[Any] = []
 
     @property
     def questions(self) -> list[str]:
-        """The last message of each, without delimiters."""
+        """The last message of each request, without delimiters."""
         return [undelimited(messages[-1]["content"]) for messages in self.asked]
 
     async def ask(self, messages: Any, parse: Any, schema: Any = None) -> Answer[Any]:
         self.asked.append(messages)
-        said = self._answer(undelimited(messages[-1]["content"]))
-        if isinstance(said, Exception):
-            raise said
-        return Answer(parse(said), f"hash of {said}", False, 0.5, 12.0, self.reasoning)
+        text = self._answer(undelimited(messages[-1]["content"]))
+        if isinstance(text, Exception):
+            raise text
+        return Answer(parse(text), f"hash of {text}", False, 0.5, 12.0, self.reasoning)
 
 
 class FakeRag:
     """Finds what a function of query and rewrite says; an error is raised."""
 
     def __init__(self, find: Callable[[str, str | None], Retrieved | Exception]) -> None:
-        self._find, self.asked = find, list[tuple[str, str | None]]()
+        self._find = find
+        self.asked: list[tuple[str, str | None]] = []
 
     async def retrieve(self, query: str, rewritten_query: str | None = None, **_: Any) -> Retrieved:
         self.asked.append((query, rewritten_query))
-        found = self._find(query, rewritten_query)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        retrieved = self._find(query, rewritten_query)
+        if isinstance(retrieved, Exception):
+            raise retrieved
+        return retrieved
 
     async def close(self) -> None:
         pass

@@ -8,17 +8,15 @@ import httpx2
 
 
 def api_of(answer: Callable[[str, str, Any], Any]) -> httpx2.Client:
-    """Each request is answered by what `answer` makes of its method, path and body: JSON, or a
-    status without any.
+    """A client whose requests are answered by a function of method, path and body.
 
-    A list is given in pages where it is asked for so.
+    The function gives JSON, or a status without any. A list is given in pages if it is asked for
+    so.
     """
 
     def respond(request: httpx2.Request) -> httpx2.Response:
-        path, body = (
-            request.url.path.removeprefix("/api/").strip("/"),
-            json.loads(request.content or b"null"),
-        )
+        path = request.url.path.removeprefix("/api/").strip("/")
+        body = json.loads(request.content or b"null")
         reply = answer(request.method, path, body)
         if isinstance(reply, int):
             return httpx2.Response(reply)

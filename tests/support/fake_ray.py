@@ -25,16 +25,12 @@ class FakeRay(FakeService):
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": "2.60.0", "session_name": "s"}
         if path == "/api/v0/nodes":
-            return 200, {
-                "result": True,
-                "data": {"result": {"total": len(self.nodes), "result": self.nodes}},
-            }
+            nodes = {"total": len(self.nodes), "result": self.nodes}
+            return 200, {"result": True, "data": {"result": nodes}}
+        if path == "/api/jobs/" and method == "POST":
+            return self._submit(body)
         if path == "/api/jobs/":
-            return (
-                self._submit(body)
-                if method == "POST"
-                else (200, [*self.jobs.values(), {"status": "RUNNING"}])
-            )
+            return 200, [*self.jobs.values(), {"status": "RUNNING"}]
         name, _, verb = path.removeprefix("/api/jobs/").partition("/")
         if name not in self.jobs:
             return 404, f"Job {name} does not exist".encode()
@@ -50,10 +46,8 @@ class FakeRay(FakeService):
             return 500, self.refusal.encode()
         name = body["submission_id"]
         if name in self.jobs:
-            return (
-                500,
-                f"Traceback\nRuntimeError: Request failed with status code 400: {name} already exists".encode(),
-            )
+            error = f"RuntimeError: Request failed with status code 400: {name} already exists"
+            return 500, f"Traceback\n{error}".encode()
         self.jobs[name] = body | {
             "status": "RUNNING",
             "message": "Job is currently running.",

@@ -1,5 +1,4 @@
-"""A tiny HTTP service that answers what a test scripts, and the answers that chat services and RAGs
-give."""
+"""A tiny HTTP service with a test's own answers, and answers in the form of chat and RAG."""
 
 import json
 import threading
@@ -23,8 +22,12 @@ Script = Callable[[dict[str, Any]], Reply]
 
 def script_of(*replies: Any) -> Script:
     """One reply after the other, the last one for good."""
-    left = list(replies)
-    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+    queue = list(replies)
+
+    def reply(_: dict[str, Any]) -> Any:
+        return queue.pop(0) if len(queue) > 1 else queue[0]
+
+    return reply
 
 
 def trickle() -> Iterator[bytes]:
@@ -52,9 +55,8 @@ class FakeService:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = json.loads(
-                    self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}"
-                )
+                length = int(self.headers.get("content-length", 0))
+                body = json.loads(self.rfile.read(length) or b"{}")
                 service.bodies.append(body)
                 service.headers.append(
                     {name.lower(): value for name, value in self.headers.items()}
@@ -68,18 +70,11 @@ class FakeService:
                     self.close_connection = True
                     return
                 status, body, *more = reply
-                if isinstance(body, Iterator):  # as long as there are parts
-                    self.send_response(status)
-                    self.end_headers()
-                    self.close_connection = True
-                    for part in body:
-                        self.wfile.write(part)
+                if isinstance(body, Iterator):
+                    self._stream(status, body)
                     return
-                content = (
-                    body
-                    if isinstance(body, bytes)
-                    else json.dumps(body, ensure_ascii=False).encode()
-                )
+                is_json = not isinstance(body, bytes)
+                content = json.dumps(body, ensure_ascii=False).encode() if is_json else body
                 headers = service.REPLY_HEADERS | (more[0] if more else {})
                 self.send_response(status)
                 for name, value in headers.items():
@@ -88,6 +83,14 @@ class FakeService:
                 self.end_headers()
                 self.wfile.write(content)
 
+            def _stream(self, status: int, parts: Iterator[bytes]) -> None:
+                """Send parts as long as there are any: the body has no length."""
+                self.send_response(status)
+                self.end_headers()
+                self.close_connection = True
+                for part in parts:
+                    self.wfile.write(part)
+
             def log_message(self, *_: Any) -> None:
                 pass
 
@@ -95,7 +98,7 @@ class FakeService:
             request_queue_size = 256
 
             def handle_error(self, *_: Any) -> None:
-                """A client that gave up waiting."""
+                """Say nothing of a client that gave up waiting."""
 
         self._server = Server(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(
@@ -105,7 +108,7 @@ class FakeService:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> Reply:
-        """For subclasses that answer by method and path."""
+        """The reply to a request; subclasses answer by method and path."""
         assert self._script
         return self._script(body)
 
@@ -117,9 +120,8 @@ class FakeService:
 
 def asked(body: dict[str, Any]) -> str:
     """The user's message in a chat request, as a model reads it that keeps to the delimiters."""
-    from qinglan.recipes.prompting import (
-        undelimited,  # the services of other processes start without it
-    )
+    # The services of other processes start without it.
+    from qinglan.recipes.prompting import undelimited
 
     return undelimited(body["messages"][-1]["content"])
 
@@ -144,8 +146,8 @@ def completion(text: str | None, finish_reason: str = "stop", **message: Any) ->
 
 def recall(*passages: tuple[str | None, float]) -> dict[str, Any]:
     """A RAG's answer: (id, score) per passage."""
-    return {
-        "data": {
-            "recall": [{"id": i, "content": f"正文{i}", "reranker_score": s} for i, s in passages]
-        }
-    }
+    hits = [
+        {"id": document_id, "content": f"正文{document_id}", "reranker_score": score}
+        for document_id, score in passages
+    ]
+    return {"data": {"recall": hits}}

@@ -1,12 +1,14 @@
-"""A vLLM worker for tests, in the place of verl's (`engine_kwargs.vllm.worker_extension_cls`), that
-loses weights."""
+"""A vLLM worker that loses weights, for tests.
+
+It takes the place of verl's (`engine_kwargs.vllm.worker_extension_cls`).
+"""
 
 from typing import Any
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 REFUSED = 5
-"""That transfer fails. Only the first one's weights are taken; those between are thrown away."""
+"""The transfer that fails. Of those before it only the first one's weights are taken."""
 
 
 class FaultyWorker(vLLMColocateWorkerExtension):

@@ -8,5 +8,5 @@ from qinglan.config import Profile
 
 ProfileOf = Callable[..., Profile]
 Qinglan = Callable[..., tuple[int, str, str]]
-"""Of a command's words: its status, stdout and stderr."""
+"""Takes a command's words; gives its status, stdout and stderr."""
 Serve = Callable[[Script], FakeService]

@@ -1,5 +1,4 @@
-"""A recipe outside the package, for tests: a weak model answers, the teacher thinks about its
-answer."""
+"""A recipe outside the package, for tests: a weak model answers, the teacher thinks about that."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from qinglan.rows import Row
 
 
 class Judging(Capitals):
-    """What is learnt is the teacher's chain of thought and its word."""
+    """The student learns the teacher's chain of thought and its word."""
 
     NAME = "judging_recipe"
     DISTILL_ROLES = ("answerer", "teacher")

@@ -11,10 +11,17 @@ WHO: dict[str, Any] = {"run_id": "r", "tenant": "t", "role": "teacher", "model":
 
 
 def call(request_hash: str = "h", **fields: Any) -> Call:
-    """One that was answered."""
-    numbers = {"prompt_tokens": 100, "completion_tokens": 10, "cost_usd": 0.25, "latency_ms": 12.5}
-    known = WHO | numbers | {"text": "改写", "finish_reason": "stop"}
-    return Call(request_hash=request_hash, **known | fields)
+    """A call that was answered."""
+    defaults = {
+        **WHO,
+        "prompt_tokens": 100,
+        "completion_tokens": 10,
+        "cost_usd": 0.25,
+        "latency_ms": 12.5,
+        "text": "改写",
+        "finish_reason": "stop",
+    }
+    return Call(request_hash=request_hash, **defaults | fields)
 
 
 def failure(request_hash: str = "h", reason: str = "http_500", **fields: Any) -> Failure:

@@ -10,15 +10,22 @@ from qinglan.runs.artifacts import Artifact, write_json, write_jsonl
 from qinglan.runs.run import open_run
 from qinglan.serving.lineage import Subject, subject_of
 
-HIT, MISS = (
-    Retrieved(ids=("g", "x"), scores=(0.9, 0.2)),
-    Retrieved(ids=("x", "g"), scores=(0.8, 0.3)),
-)
+HIT = Retrieved(ids=("g", "x"), scores=(0.9, 0.2))
+MISS = Retrieved(ids=("x", "g"), scores=(0.8, 0.3))
 ROWS = [
-    Row(id=name, tenant="default", query=f"问{name}", source=f"q.xlsx!问题!A{n}", gold_id="g", split="test",
-        answer="教师", answer_request=f"t-{name}", answer_retrieved=HIT)
-    for n, name in enumerate("abc", 2)
-]  # fmt: skip
+    Row(
+        id=name,
+        tenant="default",
+        query=f"问{name}",
+        source=f"q.xlsx!问题!A{line}",
+        gold_id="g",
+        split="test",
+        answer="教师",
+        answer_request=f"t-{name}",
+        answer_retrieved=HIT,
+    )
+    for line, name in enumerate("abc", 2)
+]
 ARM = [
     ArmRow(
         row_id="a",
@@ -44,14 +51,11 @@ def evaluated_run(profile: Profile) -> Subject:
     end_stage(run, "dataset", artifacts={"test": test})
     folder = run.stage_directory("evaluate")
     arms = {"teacher": TEACHER, "rl": ARM}
-    write_json(
-        folder / "evaluation.json",
-        evaluate(arms, ROWS, profile.evaluate, RECIPE).model_dump(mode="json"),
-    )
+    evaluation = evaluate(arms, ROWS, profile.evaluate, RECIPE)
+    write_json(folder / "evaluation.json", evaluation.model_dump(mode="json"))
     files = {
         f"arm_{arm}": write_jsonl(folder / f"arm_{arm}.jsonl", rows) for arm, rows in arms.items()
     }
-    end_stage(
-        run, "evaluate", artifacts=files | {"evaluation": Artifact.of(folder / "evaluation.json")}
-    )
+    files["evaluation"] = Artifact.of(folder / "evaluation.json")
+    end_stage(run, "evaluate", artifacts=files)
     return subject_of(profile, run.id)

@@ -44,17 +44,10 @@ class Site:
     ) -> None:
         self.root = root
         values = {**settings, "paths.runs": root / "runs", "paths.state": root / "state"}
-        overrides = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-        self.command = [
-            sys.executable,
-            "-m",
-            "qinglan.cli",
-            "run",
-            "pipeline",
-            "--profile",
-            profile,
-            *overrides,
-        ]
+        self.command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline"]
+        self.command += ["--profile", profile]
+        for key, value in values.items():
+            self.command += ["--set", f"{key}={value}"]
         self.log = root / "terminal.log"
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -79,7 +72,7 @@ class Site:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         _, alive = psutil.wait_procs(children, timeout=300)
-        assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
+        assert not alive, f"left behind: {[process.cmdline() for process in alive]}"
 
     def found(self, pattern: str) -> bool:
         return any(self.root.glob(pattern))
@@ -93,7 +86,8 @@ class Site:
                 (count,) = connection.execute(
                     "SELECT count(*) FROM calls WHERE role = ?", (role,)
                 ).fetchone()
-            except sqlite3.OperationalError:  # not created yet
+            except sqlite3.OperationalError:
+                # The table is not created yet.
                 return 0
         return int(count)
 

@@ -19,7 +19,7 @@ DEBIAN = Path("/usr/lib/postgresql")
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """Where it listens: on a socket for its owner, on loopback for those with a password."""
+    """A server that listens on a socket for its owner, on loopback for users with a password."""
 
     folder: str
     port: int
@@ -27,7 +27,7 @@ class PostgresServer:
 
     @property
     def owners_url(self) -> str:
-        """The superuser's, without a password."""
+        """The superuser's address, without a password."""
         return f"postgresql+psycopg://qinglan@/postgres?host={self.folder}&port={self.port}"
 
     def make_database(self, name: str) -> str:
@@ -41,20 +41,29 @@ class PostgresServer:
         return f"{name}:{password}@{HOST}:{self.port}/{name}"
 
 
+def newest_initdb() -> Path | None:
+    """Debian's newest, or the one of the PATH."""
+    of_debian = sorted(DEBIAN.glob("*/bin/initdb"))
+    if of_debian:
+        return of_debian[-1]
+    of_path = shutil.which("initdb")
+    return Path(of_path) if of_path else None
+
+
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Start one, and end it with the block; skips the test where there is none to start."""
-    found = sorted(DEBIAN.glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
-    if not found:
+    """Start a server, and end it with the block; skips the test where there is none to start."""
+    initdb = newest_initdb()
+    if not initdb:
         pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
-    binaries, port = found[-1].resolve().parent, free_port()
-    # A socket's path must be short, and the server refuses to run as root.
+    binaries = initdb.resolve().parent
+    port = free_port()
+    # PostgreSQL refuses to run as root.
+    as_user: list[str] = []
+    if os.geteuid() == 0:
+        as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+    # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
-        as_user = (
-            ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-            if os.geteuid() == 0
-            else []
-        )
         if as_user:
             shutil.chown(folder, "nobody", "nogroup")
         data = f"{folder}/data"

@@ -1,5 +1,4 @@
-"""Prefect's page as a user sees it: forms are filled in, buttons pressed, and what is shown is
-read."""
+"""Prefect's page in the hands of a user, who fills in forms, presses buttons and reads."""
 
 import re
 import shutil
@@ -22,20 +21,23 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="needs chromium (apt install chromium)"
 )
 _LOUD = ("gpu", "quic", "background-networking", "component-update", "sync")
-_MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
+_MOUSE = (
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,"
+    "primaryPointerType=4,availablePointerTypes=4"
+)
 """Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to
 choose from."""
 _TIMEOUT_MS = 60_000
 _CLICKS = 4
 _LONGEST_S = 300.0
-"""For what takes a moment, on a machine that has others to serve."""
+"""Bound for things that take a moment, on a machine that has others to serve."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser with a new, empty profile that asks nobody for anything by itself."""
     expect.set_options(timeout=_TIMEOUT_MS)
-    quiet = ["--no-first-run", *(f"--disable-{what}" for what in _LOUD)]
+    quiet = ["--no-first-run", *(f"--disable-{feature}" for feature in _LOUD)]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=quiet, ignore_default_args=[_MOUSE]
@@ -48,7 +50,8 @@ class PrefectPage:
     """One tab. Remembers which hosts it asked."""
 
     def __init__(self, browser: Browser, url: str, shots: Path) -> None:
-        self.url, self._shots = url, shots
+        self.url = url
+        self._shots = shots
         self.page: Page = browser.new_page(viewport={"width": 1280, "height": 800})
         self.page.set_default_timeout(_TIMEOUT_MS)
         self.hosts: set[str] = set()
@@ -60,7 +63,7 @@ class PrefectPage:
         self.api.close()
 
     def shot(self, name: str) -> None:
-        """Keep what is to be seen, once it stands still."""
+        """Keep a picture of the page, once it stands still."""
         self.page.mouse.move(640, 799)
         self.page.wait_for_timeout(1000)
         self.page.screenshot(path=self._shots / f"ui_{name}.png")
@@ -69,12 +72,12 @@ class PrefectPage:
         self.page.goto(f"{self.url}/{path}")
 
     def leave(self) -> None:
-        """The graph of a run, drawn without a GPU, costs half a core for as long as it is to be
-        seen."""
+        """Show an empty page."""
+        # The graph of a run, drawn without a GPU, costs half a core for as long as it is shown.
         self.page.goto("about:blank")
 
     def open_form(self, deployment: str) -> None:
-        """From the list of deployments to the run form of one."""
+        """Go from the list of deployments to the run form of one."""
         self.open_deployment(deployment)
         self.button("Run").click()
         self.page.get_by_text("Custom run", exact=True).click()
@@ -96,10 +99,10 @@ class PrefectPage:
         self.field("profile").locator("select").first.select_option("small")
         for label, value in changes.items():
             self.field(label).locator("input").fill(value)
-        listed = self.field("overrides")
+        list_of_overrides = self.field("overrides")
         for number, override in enumerate(overrides):
-            listed.get_by_role("button", name="Add item").click()
-            listed.locator("textarea").nth(number).fill(override)
+            list_of_overrides.get_by_role("button", name="Add item").click()
+            list_of_overrides.locator("textarea").nth(number).fill(override)
 
     def start(
         self, deployment: str, changes: dict[str, str], *overrides: str, shot: str = ""
@@ -109,8 +112,8 @@ class PrefectPage:
         Args:
             shot: name for a picture of the form as it is submitted.
         """
-        before = {run["id"] for run in self.runs()}
-        new = list[str]()
+        ids_before = {run["id"] for run in self.runs()}
+        new_ids: list[str] = []
         for _ in range(_CLICKS):
             self.open_form(deployment)
             self.fill_in(changes, overrides)
@@ -120,20 +123,20 @@ class PrefectPage:
                 )
                 self.shot(shot)
             self.button("Submit").click()
-            with suppress(
-                AssertionError
-            ):  # a click that was refused made no run, one that was heard late has made it
+            # A click that was refused made no run, one that was heard late has made it.
+            with suppress(AssertionError):
                 expect(self.page.get_by_text("scheduled to start").first).to_be_visible(
                     timeout=1.5 * _TIMEOUT_MS
                 )
-            if new := [run["id"] for run in self.runs() if run["id"] not in before]:
+            new_ids = [run["id"] for run in self.runs() if run["id"] not in ids_before]
+            if new_ids:
                 break
-        (run,) = new
+        (run,) = new_ids
         self.open_run(run)
         return run
 
     def edit_schedule(self, deployment: str, cron: str) -> None:
-        """Of the open deployment, which has one."""
+        """Change the schedule of the open deployment, which has one."""
 
         def edit() -> None:
             self.page.locator(".deployment-schedule__menu").get_by_role("button").click()
@@ -149,16 +152,20 @@ class PrefectPage:
         self._until(lambda: self.schedule(deployment)["active"], switch.click)
 
     def schedule(self, deployment: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.deployment(deployment)["schedules"][0]
-        return found
+        schedule: dict[str, Any] = self.deployment(deployment)["schedules"][0]
+        return schedule
 
     def _until(self, is_done: Callable[[], bool], act: Callable[[], object]) -> None:
-        """As people do: on SQLite a server that is busy with a run refuses a click now and then,
-        and a dialog that is filled in before the page has read the schedule saves the old one. No
-        click is made before the last one was answered: what was asked first may be written last."""
+        """Act until it is done, as people do.
+
+        On SQLite a server that is busy with a run refuses a click now and then, and a dialog that
+        is filled in before the page has read the schedule saves the old one.
+        """
         for _ in range(_CLICKS):
+            # No click is made before the last one was answered: what was asked first may be written
+            # last.
             with self.page.expect_response(
-                lambda each: each.request.method == "PATCH", timeout=_LONGEST_S * 1000
+                lambda response: response.request.method == "PATCH", timeout=_LONGEST_S * 1000
             ):
                 act()
             if is_done():
@@ -171,14 +178,15 @@ class PrefectPage:
         expect(self.page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
 
     def expect_state(self, state: str) -> None:
-        """The page renews by itself the state that it shows."""
+        """Wait for a state: the page renews by itself the one that it shows."""
         badge = self.page.locator(".page-heading .state-badge").filter(has_text=state)
         expect(badge).to_be_visible(timeout=_LONGEST_S * 1000)
 
     def press(self, button: str, confirm: str) -> None:
-        """A button that asks back, and goes once it was heard."""
+        """Press a button that asks back, and goes once it was heard."""
         for attempt in range(_CLICKS):
-            if attempt and not self.button(button).is_visible():  # the click before was heard late
+            # The click before may have been heard late.
+            if attempt and not self.button(button).is_visible():
                 return
             self.button(button).click()
             self.page.locator(".p-modal").get_by_role("button", name=confirm, exact=True).click()
@@ -192,8 +200,11 @@ class PrefectPage:
         return self.page.get_by_role("button", name=name, exact=True).first
 
     def tab(self, name: str) -> None:
-        """Open it; again where the page went back to its first tab, as it does once it has read the
-        run."""
+        """Open a tab.
+
+        It is opened again where the page went back to its first tab, as it does once it has read
+        the run.
+        """
         for _ in range(_CLICKS):
             self.page.locator(".p-tab").get_by_text(name, exact=True).click()
             self.page.wait_for_timeout(1000)
@@ -202,8 +213,10 @@ class PrefectPage:
         raise AssertionError(f"the page did not stay on {name}")
 
     def artifact(self, key: str) -> Locator:
-        """Of the open run. The list has no more than what is on the screen: it is scrolled to where
-        the artifact is."""
+        """An artifact of the open run.
+
+        The list has no more than what is on the screen: it is scrolled to where the artifact is.
+        """
         card = self.page.locator("a[href*='/artifacts/artifact/']").filter(
             has=self.page.get_by_text(key, exact=True)
         )
@@ -219,20 +232,23 @@ class PrefectPage:
         return self.api.post(path, json=body).raise_for_status().json()
 
     def runs(self) -> list[dict[str, Any]]:
-        """All but those that a schedule will start one day."""
-        found = self.post("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
-        return [
-            run
-            for run in found
-            if not (run["auto_scheduled"] and run["state"]["name"] == "Scheduled")
-        ]
+        """All flow runs but those that a schedule will start one day."""
+        runs = []
+        for run in self.post("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"}):
+            is_for_later = run["auto_scheduled"] and run["state"]["name"] == "Scheduled"
+            if not is_for_later:
+                runs.append(run)
+        return runs
+
+    def get(self, path: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.api.get(path).raise_for_status().json()
+        return answer
 
     def run(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.get(f"flow_runs/{run}").raise_for_status().json()
-        return found
+        return self.get(f"flow_runs/{run}")
 
     def wait_for(self, run: str, state: str, within_s: float = _LONGEST_S) -> None:
-        """Until the server says that the run is in this state."""
+        """Wait until the server says that the run is in this state."""
         wait_until(
             state,
             lambda: self.run(run)["state"]["name"] == state,
@@ -241,5 +257,4 @@ class PrefectPage:
         )
 
     def deployment(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.api.get(f"deployments/name/{name}").raise_for_status().json()
-        return found
+        return self.get(f"deployments/name/{name}")

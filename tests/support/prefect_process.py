@@ -11,7 +11,7 @@ from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
 
 NO_SCHEDULER = {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
-"""Or it makes new runs of a schedule while a test removes some."""
+"""Settings of a server that makes no new runs of a schedule while a test removes some."""
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""Qinglan's command in a process of its own, away from any Prefect that whoever runs the tests may
-use."""
+"""Qinglan's command in a process of its own, away from any Prefect that the tests' user has."""
 
 import os
 import subprocess
@@ -11,13 +10,12 @@ from waiting import wait_until
 
 
 def own_environment(**more: str) -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-    } | more
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return env | more
 
 
 def run_qinglan(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """To its end, in this working directory, whatever its status."""
+    """Run a command to its end in this working directory, whatever its status."""
     env = own_environment(
         PREFECT_HOME=str(folder / "prefect"), PYTHONPATH=str(Path(__file__).parents[2])
     )
@@ -28,12 +26,13 @@ def run_qinglan(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]"
 
 
 class RunningQinglan:
-    """A command that goes on, and a file with what it says."""
+    """A command that goes on, and a file with its output."""
 
     def __init__(
         self, log: Path, *words: str, cwd: Path, env: dict[str, str] | None = None
     ) -> None:
-        self.log, argv = log, [sys.executable, "-m", "qinglan.cli", *words]
+        self.log = log
+        argv = [sys.executable, "-m", "qinglan.cli", *words]
         with log.open("wb") as output:
             self.process = psutil.Popen(
                 argv, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT

@@ -12,30 +12,31 @@ SAME = LONG.replace("，", " ").replace("比较好", "比较好呢？")
 
 
 def row(query: str, profile: str = "", history: str = "", **fields: Any) -> Row:
-    asked = {"tenant": "t", "query": query, "profile": profile, "history": history}
-    return Row(id=row_id(*asked.values()), source="q", **asked, **fields)
+    question = {"tenant": "t", "query": query, "profile": profile, "history": history}
+    return Row(id=row_id(*question.values()), source="q", **question, **fields)
 
 
 def taught(query: str, **fields: Any) -> Row:
-    """A training row, with what the RAG found for its question and for its answer."""
-    found = {"original_retrieved": 0.5, "answer_retrieved": 0.8}
-    known: dict[str, Any] = {
-        name: Retrieved(ids=("a",), scores=(top,), titles=("",)) for name, top in found.items()
-    }
-    known |= {
+    """A training row, with retrieval results of its question and of its answer."""
+    defaults: dict[str, Any] = {
+        "id": row_id("t", query),
+        "tenant": "t",
+        "query": query,
+        "original_retrieved": Retrieved(ids=("a",), scores=(0.5,), titles=("",)),
+        "answer_retrieved": Retrieved(ids=("a",), scores=(0.8,), titles=("",)),
         "answer": f"{query} 用法",
         "answer_request": "e4a9",
         "split": "train",
         "source": "q.xlsx!问题!A2",
     }
-    return Row(**{"id": row_id("t", query), "tenant": "t", "query": query} | known | fields)
+    return Row(**defaults | fields)
 
 
 def random_rows(count: int, seed: int = 0, **fields: Any) -> list[Row]:
     """Questions with next to no trigram in common."""
-    source = random.Random(seed)
-    letters = [chr(0x4E00 + i) for i in range(3000)]
-    return [row("".join(source.sample(letters, 12)), **fields) for _ in range(count)]
+    rng = random.Random(seed)
+    letters = [chr(0x4E00 + number) for number in range(3000)]
+    return [row("".join(rng.sample(letters, 12)), **fields) for _ in range(count)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,9 @@ class Models:
     """One registered model in a database."""
 
     def __init__(self, uri: str, name: str, folder: Path) -> None:
-        self.uri, self.name, self.folder = uri, name, folder
+        self.uri = uri
+        self.name = name
+        self.folder = folder
         self.client = MlflowClient(uri)
         self.tracker = Tracker(uri, Tracking(uri=uri, experiment=name), folder)
         self.registry = self.open()
@@ -40,16 +42,16 @@ class Models:
         seed: int | None = None,
         **fields: Any,
     ) -> Candidate:
-        """Made up; another `seed` stands for another evaluation of the same weights."""
+        """A made-up candidate; another `seed` stands for another evaluation of the same weights."""
         model = self.folder / f"model-{weights}"
         model.mkdir(exist_ok=True)
         (model / "model.safetensors").write_text(weights)
         (model / "tokenizer.json").write_text("{}")
-        write_json(
-            self.folder / "evaluation.json",
-            {"arms": weights} if seed is None else {"arms": weights, "p": seed},
-        )
-        known: dict[str, Any] = {
+        evaluation = self.folder / "evaluation.json"
+        seeds = {} if seed is None else {"p": seed}
+        write_json(evaluation, {"arms": weights, **seeds})
+        rules = [] if verdict == "promote" else [BLOCKED]
+        defaults: dict[str, Any] = {
             "arm": "rl",
             "model": Artifact.of(model),
             "base_model": "qwen",
@@ -61,16 +63,14 @@ class Models:
             "dataset_version": "d1",
             "run_id": "run-1",
             "mlflow_run_id": self.tracker.start_run("register", {}),
-            "evaluation": Artifact.of(self.folder / "evaluation.json"),
-            "decision": Decision(
-                verdict=verdict, challenger="rl", rules=[] if verdict == "promote" else [BLOCKED]
-            ),
+            "evaluation": Artifact.of(evaluation),
+            "decision": Decision(verdict=verdict, challenger="rl", rules=rules),
             "metrics": {"top1": 0.9},
         }
-        return Candidate(**(known | fields))
+        return Candidate(**defaults | fields)
 
     def register(self, *weights: str) -> list[str]:
-        return [self.registry.register(self.candidate(each)).version for each in weights]
+        return [self.registry.register(self.candidate(model)).version for model in weights]
 
     def promote(self, *weights: str) -> None:
         """Register each and make it the champion, one after the other."""

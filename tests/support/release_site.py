@@ -29,7 +29,8 @@ class Site:
     """A user's working directory with evaluated runs in it."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.path = root, root / "profile.yaml"
+        self.root = root
+        self.path = root / "profile.yaml"
         embedded = Path(__file__).parents[2] / "configs" / "embedded.yaml"
         values = yaml.safe_load(embedded.read_text(encoding="utf-8"))
         values["paths"] = {"runs": str(root / "runs"), "state": str(root / "state")}
@@ -53,26 +54,25 @@ class Site:
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(sample.knowledge_base)})
             rows = [
                 Row(
-                    id=f"{n:04}",
+                    id=f"{number:04}",
                     tenant=profile.tenant.id,
-                    query=f"问{n}",
-                    source=f"q!A{n}",
-                    gold_id=f"g{n}",
+                    query=f"问{number}",
+                    source=f"q!A{number}",
+                    gold_id=f"g{number}",
                 )
-                for n in range(ROWS)
+                for number in range(ROWS)
             ]
             folder = run.stage_directory("dataset")
             files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name in ("test", "rows")}
             self._save(run, "dataset", files, {"scored_with": scoring_digest(run)})
             for stage in ("base_model", "sft", "rl"):
                 model = self._model(run, stage, weights)
-                summary = {"steps": 3, "chosen_step": 3}
-                self._save(
-                    run,
-                    stage,
-                    {"model": model},
-                    {"model": str(model.path), "summary": summary, "alarms": []},
-                )
+                details = {
+                    "model": str(model.path),
+                    "summary": {"steps": 3, "chosen_step": 3},
+                    "alarms": [],
+                }
+                self._save(run, stage, {"model": model}, details)
             self._evaluate(run, rows)
             finish_run(run)
         return run
@@ -84,14 +84,12 @@ class Site:
         return Artifact.of(folder)
 
     def _evaluate(self, run: Run, rows: list[Row]) -> None:
-        arms = {
-            name: _arm(rows, misses) for name, misses in (("teacher", 3), ("sft", 4), ("rl", 20))
-        }
-        found = evaluate(arms, rows, run.profile.evaluate, RECIPE)
+        arms = {"teacher": _arm(rows, 3), "sft": _arm(rows, 4), "rl": _arm(rows, 20)}
+        evaluation = evaluate(arms, rows, run.profile.evaluate, RECIPE)
         passed = RedTeamResult(case_id="c", name="n", kind="long", must_pass=True, passed=True)
-        found = found.model_copy(update={"red_team": {"rl": [passed]}})
+        evaluation = evaluation.model_copy(update={"red_team": {"rl": [passed]}})
         folder = run.stage_directory("evaluate")
-        write_json(folder / "evaluation.json", found.model_dump(mode="json"))
+        write_json(folder / "evaluation.json", evaluation.model_dump(mode="json"))
         files = {
             f"arm_{name}": write_jsonl(folder / f"arm_{name}.jsonl", arm)
             for name, arm in arms.items()
@@ -118,15 +116,18 @@ class Site:
 
 
 def _arm(rows: list[Row], misses: int) -> list[ArmRow]:
-    """Every `misses`-th question goes wrong."""
-    return [
-        ArmRow(
-            row_id=row.id,
-            text=f"词 {row.id}",
-            retrieved=Retrieved(ids=("x" if n % misses == 0 else row.gold_id,), scores=(0.9,)),
-            judge_score=4.0 + n % 2,
-            latency_ms=5.0,
-            cost_usd=1e-6 if misses > 5 else 1e-3,
+    """The answers of an arm that gets every `misses`-th question wrong; a good one is cheap."""
+    arm = []
+    for number, row in enumerate(rows):
+        first_id = "x" if number % misses == 0 else row.gold_id
+        arm.append(
+            ArmRow(
+                row_id=row.id,
+                text=f"词 {row.id}",
+                retrieved=Retrieved(ids=(first_id,), scores=(0.9,)),
+                judge_score=4.0 + number % 2,
+                latency_ms=5.0,
+                cost_usd=1e-6 if misses > 5 else 1e-3,
+            )
         )
-        for n, row in enumerate(rows)
-    ]
+    return arm

@@ -29,12 +29,12 @@ def rewritten_row(
 
 
 def extra_info(row: Row, recipe: Recipe = query_rewrite.RECIPE) -> dict[str, Any]:
-    """What verl gives to the reward function for the row's samples."""
+    """The information that verl gives to the reward function for the row's samples."""
     info: dict[str, Any] = rl_record(row, recipe, Tenant())["extra_info"]
     return info
 
 
-def reward_service(folder: Path, **given: Any) -> RewardService:
+def reward_service(folder: Path, **changes: Any) -> RewardService:
     settings = {
         "recipe": "query_rewrite",
         "parts": query_rewrite.RECIPE.grader.score_parts,
@@ -51,4 +51,4 @@ def reward_service(folder: Path, **given: Any) -> RewardService:
         "run_id": "r",
         "samples_log": folder / "samples.jsonl",
     }
-    return RewardService(**settings | given)
+    return RewardService(**settings | changes)

@@ -1,5 +1,6 @@
-"""A model's server without a model, for tests of what stands before it: `stub_model.py FOLDER PORT
-NAME`.
+"""A model's server without a model, for tests of the router that stands before it.
+
+    python stub_model.py FOLDER PORT NAME
 
 FOLDER/behaviour says how it answers: `good` (the question itself, which retrieves something),
 `nonsense` (words that retrieve nothing), `error` (HTTP 500), `hang` (never). It is read at every
@@ -34,5 +35,6 @@ class StubModel(FakeService):
 
 
 if __name__ == "__main__":
-    FOLDER, PORT, NAME = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    StubModel(port=PORT)
+    FOLDER = Path(sys.argv[1])
+    NAME = sys.argv[3]
+    StubModel(port=int(sys.argv[2]))

@@ -27,28 +27,55 @@ VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 NEEDS_VLLM = pytest.mark.skipif(
     not VLLM_PYTHON.exists(), reason="vLLM is not installed here: run `make setup-vllm`"
 )
-_TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
+_TEXT = (
+    "count the letters write words about cats dogs rivers stars tiny machines please say nice "
+    "using a lot"
+)
 WORDS = _TEXT.split()
 VERDICT = "词有，正确"
 _JUDGE_CONTEXT = 4096
-"""Passages in a byte-level vocabulary are long."""
+"""Tokens of a judge's longest prompt: passages in a byte-level vocabulary are long."""
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+_REWARD = """
+import asyncio, json, pathlib, random
+async def compute_score(
+    data_source, solution_str, ground_truth, extra_info, config_path, **_
+):
+    row = {'row_id': extra_info['row_id'], 'target': extra_info['row_id']}
+    config = json.loads(pathlib.Path(config_path).read_text())
+    await asyncio.sleep(config.get('latency_s', 0) * random.random())
+    unknown = float('nan')
+    if extra_info['index'] in config['failing']:
+        row |= {'score': 0.0, 'invalid': 1.0, 'half_known': unknown, 'has_letter': unknown}
+        return row
+    share = solution_str.count(ground_truth) / max(len(solution_str), 1)
+    half_known = share if extra_info['index'] % 2 else unknown
+    row |= {'score': share, 'invalid': 0.0, 'half_known': half_known}
+    return row | {'has_letter': float(share > 0)}
+"""
 
 
 def make_model(
     folder: Path, *, hidden_size: int = 64, layers: int = 2, vocab_size: int | None = 512
 ) -> Path:
-    """A random Qwen3, as `save_pretrained` writes it. With no `vocab_size` it has no token that its
-    tokenizer lacks."""
+    """A random Qwen3, as `save_pretrained` writes it.
+
+    Args:
+        vocab_size: None for a model that has no token that its tokenizer lacks.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    shuffled = random.Random(0)
-    corpus = [" ".join(shuffled.choices(WORDS, k=12)) for _ in range(400)]
+    rng = random.Random(0)
+    corpus = [" ".join(rng.choices(WORDS, k=12)) for _ in range(400)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -84,8 +111,10 @@ def make_model(
 
 
 def make_judge(folder: Path) -> Path:
-    """A tiny Qwen3 that says one and the same verdict after any prompt, which is one token that it
-    learns."""
+    """A tiny Qwen3 that says one and the same verdict after any prompt.
+
+    The verdict is one token, which it learns.
+    """
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -95,34 +124,32 @@ def make_judge(folder: Path) -> Path:
     tokenizer.add_tokens([AddedToken(VERDICT, normalized=False)])
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    said = tokenizer.convert_tokens_to_ids([VERDICT, "<|im_end|>"])
+    answer = tokenizer.convert_tokens_to_ids([VERDICT, "<|im_end|>"])
     starts = [
         tokenizer.encode(f"<|im_start|>assistant\n{thoughts}")
         for thoughts in ("", "<think>\n\n</think>\n\n")
     ]
-    optimizer, chance = (
-        torch.optim.Adam(model.parameters(), lr=1e-2),
-        torch.Generator().manual_seed(0),
-    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
     for step in range(60):
-        before = torch.randint(0, 256, (8, 48), generator=chance)
-        ends = torch.tensor([starts[step % 2] + said] * 8)
+        before = torch.randint(0, 256, (8, 48), generator=generator)
+        ends = torch.tensor([starts[step % 2] + answer] * 8)
         ids = torch.cat([before, ends], dim=1)
         labels = ids.clone()
-        labels[:, : -len(said)] = -100
+        labels[:, : -len(answer)] = -100
         model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(folder)
-    config = folder / "config.json"
-    config.write_text(
-        json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": _JUDGE_CONTEXT})
-    )
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["max_position_embeddings"] = _JUDGE_CONTEXT
+    path.write_text(json.dumps(config))
     return folder
 
 
 def make_prompts(path: Path, rows: int) -> Path:
-    """A parquet file as verl wants it."""
+    """Write prompts into a parquet file, in the form that verl wants."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -142,22 +169,13 @@ def make_prompts(path: Path, rows: int) -> Path:
 
 
 def make_reward(folder: Path) -> tuple[Path, Path]:
-    """A reward module, and its configuration: the rows that it can't score, and the longest time
-    that it takes."""
-    module, config = folder / "toy_reward.py", folder / "reward.json"
-    module.write_text(
-        "import asyncio, json, pathlib, random\n"
-        "async def compute_score(data_source, solution_str, ground_truth, extra_info, config_path, **_):\n"
-        "    row = {'row_id': extra_info['row_id'], 'target': extra_info['row_id']}\n"
-        "    config = json.loads(pathlib.Path(config_path).read_text())\n"
-        "    await asyncio.sleep(config.get('latency_s', 0) * random.random())\n"
-        "    if extra_info['index'] in config['failing']:\n"
-        "        row |= {'score': 0.0, 'invalid': 1.0, 'half_known': float('nan'), 'has_letter': float('nan')}\n"
-        "        return row\n"
-        "    share = solution_str.count(ground_truth) / max(len(solution_str), 1)\n"
-        "    known = share if extra_info['index'] % 2 else float('nan')\n"
-        "    return row | {'score': share, 'invalid': 0.0, 'half_known': known, 'has_letter': float(share > 0)}\n"
-    )
+    """A reward module and its configuration.
+
+    The configuration has the rows that the reward can't score, and the longest time that it takes.
+    """
+    module = folder / "toy_reward.py"
+    config = folder / "reward.json"
+    module.write_text(_REWARD)
     config.write_text(json.dumps({"failing": []}))
     return module, config
 
@@ -185,20 +203,19 @@ def toy_profile(rl: dict[str, Any]) -> Profile:
     return Profile.model_validate(SIMULATED | sections)
 
 
-def trainer_settings(folder: Path, **given: Any) -> TrainerSettings:
-    known = {
+def trainer_settings(folder: Path, **changes: Any) -> TrainerSettings:
+    defaults = {
+        "folder": folder,
         "max_invalid_share": 0.05,
         "use_labels": True,
         "patience": None,
         "keep_checkpoints": None,
         "alarms": {},
-    }
-    known |= {
         "dev_rows": frozenset(),
         "dev_metric": "score",
         "primary_metric": PrimaryMetric("gold_top1", "gold top-1"),
     }
-    return TrainerSettings.model_validate({"folder": folder} | known | given)
+    return TrainerSettings.model_validate(defaults | changes)
 
 
 class Toy:
@@ -207,50 +224,49 @@ class Toy:
     def __init__(
         self, folder: Path, model_folder: Path, *, max_invalid_share: float = 0.5, **rl: Any
     ) -> None:
-        self.folder, self.model, self.output = folder, model_folder, folder / "rl"
-        self.said = folder.with_name(
-            f"{folder.name}.said.txt"
-        )  # a file of the stage counts as its engine's progress
+        self.folder = folder
+        self.model = model_folder
+        self.output = folder / "rl"
+        # Not in the stage's folder, where each file counts as its engine's progress.
+        self.said = folder.with_name(f"{folder.name}.said.txt")
         self.train = make_prompts(folder / "train.parquet", 64)
         self.dev = make_prompts(folder / "dev.parquet", 16)
         module, self.reward_config = make_reward(folder)
         extra = {"reward.custom_reward_function.path": str(module)}
         self.profile: Profile = toy_profile(rl | {"extra": extra})
         self.trainer_settings = folder / "trainer.json"
-        given = self.profile.rl.model_dump(include={"patience", "keep_checkpoints", "alarms"})
-        given |= {
-            "dev_rows": frozenset(map(str, range(16))),
-            "max_invalid_share": max_invalid_share,
-        }
-        settings = trainer_settings(folder, **given)
+        settings = trainer_settings(
+            folder,
+            **self.profile.rl.model_dump(include={"patience", "keep_checkpoints", "alarms"}),
+            dev_rows=frozenset(map(str, range(16))),
+            max_invalid_share=max_invalid_share,
+        )
         self.trainer_settings.write_text(settings.model_dump_json())
 
     def command(self) -> Command:
         return command_of(self.profile, self.folder, self.model, next_metrics_path(self.folder))
 
     def run_stage(self, trainer: Trainer) -> None:
-        """What the RL stage does. A process that is spawned to be killed can import this module,
-        not a test's."""
+        """Run the engine as the RL stage does."""
+        # It is here because a process that is spawned to be killed can import this module, not a
+        # test's.
         from qinglan.tasks.engine import run_engine
 
         self.profile = self.profile.model_copy(update={"trainer": trainer})
-        with self.said.open("a", buffering=1) as said:
+        with self.said.open("a", buffering=1) as messages:
             stage: Any = SimpleNamespace(
                 run=SimpleNamespace(id="run", profile=self.profile),
                 name="rl",
                 key="abcdefghijkl",
                 directory=self.folder,
-                say=lambda text, **_: said.write(text + "\n"),
+                say=lambda text, **_: messages.write(text + "\n"),
             )
             progress = partial(checkpoints, self.output)
             run_engine(stage, self.command, name="verl", log="rl.log", progress=progress)
 
     def start(self, command: Command) -> "subprocess.Popen[bytes]":
-        env = {
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            **command.env,
-        }  # as where a user hides all GPUs
+        # As where a user hides all GPUs.
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **command.env}
         with (self.folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
                 command.argv, env=env, stdout=log, stderr=log, start_new_session=True
@@ -264,13 +280,15 @@ class Toy:
         from transformers import AutoModelForCausalLM
 
         newest = max(checkpoints(self.output))
-        checkpoint, exported = self.output / f"global_step_{newest}", self.folder / "exported"
-        self.run(
-            export_command(
-                self.profile, checkpoint=checkpoint, base_model=self.model, output_dir=exported
-            )
+        output_dir = self.folder / "exported"
+        command = export_command(
+            self.profile,
+            checkpoint=self.output / f"global_step_{newest}",
+            base_model=self.model,
+            output_dir=output_dir,
         )
-        return AutoModelForCausalLM.from_pretrained(exported)
+        self.run(command)
+        return AutoModelForCausalLM.from_pretrained(output_dir)
 
 
 def vllm_toy(folder: Path, model: Path, extra: dict[str, Any] | None = None, **rl: Any) -> Toy:

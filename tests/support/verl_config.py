@@ -1,5 +1,4 @@
-"""A profile's command line for verl, and the configuration that verl's entry point would compose of
-it."""
+"""A profile's command line for verl, and the configuration that verl composes of it."""
 
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,18 @@ def command_of(
 
 
 def compose(command: Command) -> Any:
-    """An override of a key that verl doesn't have is an error."""
-    hydra, verl = pytest.importorskip("hydra"), pytest.importorskip("verl")
+    """The configuration, as verl's entry point makes it.
+
+    An override of a key that verl doesn't have is an error.
+    """
+    hydra = pytest.importorskip("hydra")
+    verl = pytest.importorskip("verl")
     from omegaconf import OmegaConf
 
     assert command.argv[1:3] == ["-m", "qinglan.training.engines.ppo"]
     overrides = [word for word in command.argv[3:] if not word.startswith("hydra.")]
-    with hydra.initialize_config_dir(
-        str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None
-    ):
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    with hydra.initialize_config_dir(str(folder), version_base=None):
         config = hydra.compose("ppo_trainer", overrides=overrides)
     OmegaConf.to_container(config, resolve=True)
     return config

@@ -1,7 +1,6 @@
-"""Waiting for what other processes and threads do: it ends as soon as it is so, and says why where
-it never is.
+"""Waiting for other processes and threads, and finding such a process.
 
-And finding such a process.
+Waiting ends as soon as the event is there, and says why where it never comes.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ def wait_until(
     explain: Callable[[], object] = lambda: "",
     look_every_s: float = _LOOK_EVERY_S,
 ) -> float:
-    """Look until it is so; the seconds it took.
+    """Look until it is done; the seconds it took.
 
     Args:
-        what: is waited for, as it is told where it does not come.
-        explain: tells more then, such as a log, of which the end is shown.
+        what: the event, as an error names it.
+        explain: gives more for the error, such as a log, of which the end is shown.
     """
     start = time.monotonic()
     while not done():
@@ -46,25 +45,28 @@ def wait_until(
 
 
 async def until(done: Callable[[], object]) -> None:
-    """Let this loop's other tasks work until it is so."""
+    """Let this loop's other tasks work until it is done."""
     async with asyncio.timeout(60):
-        while not done():  # noqa: ASYNC110 (nothing to be told by: a test's clock may only move with the loop)
+        # There is no event to wait for: a test's clock may only move with the loop.
+        while not done():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 def processes_with(*words: str, started_by: int | None = None) -> list[psutil.Process]:
-    """Those whose command line has all the words, without supervisors, whose lines repeat what they
-    start.
+    """Processes whose command line has all the words.
+
+    Supervisors are left out, as their lines repeat what they start.
 
     Args:
         started_by: the process that has started them, itself or through others; None means whoever
             it was.
     """
-    found = []
+    processes = []
     for pid in psutil.pids() if started_by is None else descendants(started_by):
-        with suppress(psutil.NoSuchProcess):  # it ended while the others were looked at
+        # A process may end while the others are looked at.
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             line = " ".join(process.cmdline())
             if all(word in line for word in words) and "supervise.py" not in line:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes

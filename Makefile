@@ -39,8 +39,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "setup 3/3: Qinglan itself"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>" >&2; rm -rf $(VENV); exit 2; }
-	@# A new Prefect server begins with a copy of this database, and makes no tables.
-	@database=$$($(BIN)/python -c 'from qinglan.tasks.prefect_server import EMPTY_DATABASE as it; it.parent.mkdir(parents=True, exist_ok=True); print(it)') \
+	@# A new site begins with a copy of this database: its first run makes no tables.
+	@database=$$($(BIN)/python -c 'from qinglan.ops.up.site import empty_database; print(empty_database())') \
+	  && mkdir -p "$$(dirname "$$database")" \
 	  && PREFECT_SERVER_DATABASE_CONNECTION_URL=sqlite+aiosqlite:///$$database $(BIN)/prefect server database upgrade --yes >/dev/null
 	@touch $@
 

@@ -84,7 +84,7 @@ def _is_flow(process: psutil.Process) -> bool:
 
 
 def _kill_server(site: Site) -> None:
-    _kill(site, "-m qinglan.tasks.prefect_server")
+    _kill(site, "-m prefect server start")
 
 
 def _cut_power(site: Site) -> None:

@@ -115,6 +115,46 @@ def test_prefects_folder_is_this_accounts_alone_unless_named(
     assert users_folder.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.parametrize(
+    ("there", "empty", "begins_with"),
+    [
+        (None, b"tables", b"tables"),
+        (b"flow runs", b"tables", b"flow runs"),
+        (None, None, None),
+    ],
+    ids=["new", "there already", "no file to begin with"],
+)
+def test_a_new_sites_database_begins_with_the_tables(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: bytes | None,
+    empty: bytes | None,
+    begins_with: bytes | None,
+):
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "environment"))
+    state = tmp_path / "state"
+    database = state / "prefect" / "prefect.db"
+    for path, content in ((database, there), (site.empty_database(), empty)):
+        if content:
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
+    Site(state, "").prepare()
+    assert (database.read_bytes() if database.exists() else None) == begins_with
+    assert {path.name for path in database.parent.iterdir()} <= {"pages", "prefect.db"}
+
+
+def test_a_prefect_home_of_the_users_own_gets_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "environment"))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "named"))
+    site.empty_database().parent.mkdir(parents=True)
+    site.empty_database().write_bytes(b"tables")
+    Site(tmp_path, "").prepare()
+    assert [path.name for path in (tmp_path / "named").iterdir()] == ["pages"]
+
+
 def test_servers_listen_on_loopback_report_to_nobody_and_have_settings_that_prefect_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

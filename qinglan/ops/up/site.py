@@ -2,11 +2,13 @@
 
 import fcntl
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +17,7 @@ import psutil
 from qinglan.config import withheld_secrets
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.server import LOCK_FILE, announced_url, find_server, prefect_home
+from qinglan.runs.artifacts import written_whole
 from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, POLL_S, Processes, Say, free_port, health_problem
 
@@ -82,7 +85,8 @@ class Site:
         return f"http://{HOST}:{self.mlflow_port}" if self.mlflow_server() else self.tracking_uri
 
     def prefect_server(self) -> Command:
-        argv = [sys.executable, "-m", "qinglan.tasks.prefect_server", HOST, str(self.prefect_port)]
+        prefect = [sys.executable, "-m", "prefect"]
+        argv = [*prefect, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"]
         env = withheld_secrets(None, "PREFECT_*") | self.prefect_env
         return Command(argv, env | _unless_set(SERVER_TUNING))
 
@@ -111,6 +115,7 @@ class Site:
         if prefect_home() is None:
             # The database has what decrypts its Secret blocks.
             self._home.chmod(0o700)
+            _begin_with_tables(self._home / "prefect.db", empty_database())
         # The new pages report to Amplitude. Where a link that leads nowhere is in the place of
         # their folder, Prefect logs one line and leaves them out.
         with suppress(FileExistsError):
@@ -142,6 +147,21 @@ class Site:
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,
         }
         return env | _unless_set(guards)
+
+
+def empty_database() -> Path:
+    """A SQLite database with the tables of the installed Prefect, where `make setup` has made it.
+
+    A new site begins with a copy: Prefect's migrations take 7 s to make the tables.
+    """
+    return Path(sys.prefix) / "share" / "qinglan" / f"prefect-{version('prefect')}.db"
+
+
+def _begin_with_tables(database: Path, empty: Path) -> None:
+    """Copy the empty database to where a new one is to be."""
+    if empty.is_file() and not database.exists():
+        with written_whole(database) as partial:
+            shutil.copyfile(empty, partial)
 
 
 def _unless_set(settings: dict[str, str]) -> dict[str, str]:

@@ -1,5 +1,4 @@
-"""docs/how-to/add-a-recipe.md as a reader follows it: its files in an empty folder, its commands in
-their order."""
+"""docs/how-to/add-a-recipe.md by the letter: its files in an empty folder, its commands in turn."""
 
 import json
 import os
@@ -21,13 +20,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 def run(command: str, folder: Path) -> str:
     program, *words = command.split()
-    argv = [sys.executable, *(["-m", "qinglan.cli"] if program == "qinglan" else []), *words]
+    argv = [sys.executable, "-m", "qinglan.cli"] if program == "qinglan" else [sys.executable]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=1800
+    process = subprocess.run(
+        [*argv, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
     )
-    assert done.returncode == 0, f"{command}: {(done.stdout + done.stderr)[-4000:]}"
-    return done.stdout
+    assert process.returncode == 0, f"{command}: {(process.stdout + process.stderr)[-4000:]}"
+    return process.stdout
 
 
 def test_the_page_leads_from_questions_to_a_report_without_a_model_being_paid(tmp_path: Path):
@@ -37,29 +42,28 @@ def test_the_page_leads_from_questions_to_a_report_without_a_model_being_paid(tm
     }
     for name, text in zip(FILES, (*blocks["python"], *blocks["yaml"]), strict=True):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    commands = [
-        line.removeprefix("$ ") for block in blocks["console"] for line in block.splitlines()
-    ]
-    printed = {command: run(command, tmp_path) for command in commands}
+    printed: dict[str, str] = {}
+    for block in blocks["console"]:
+        for line in block.splitlines():
+            command = line.removeprefix("$ ")
+            printed[command] = run(command, tmp_path)
 
-    ran, shown = (
-        printed[f"qinglan {words} --profile topic.yaml"]
-        for words in ("run pipeline", "show latest")
-    )
-    assert "topic accuracy" in " ".join(ran.split()) and "Gate: " in ran
-    assert shown.strip() and shown.strip().splitlines()[0] in ran
+    pipeline = printed["qinglan run pipeline --profile topic.yaml"]
+    show = printed["qinglan show latest --profile topic.yaml"]
+    assert "topic accuracy" in " ".join(pipeline.split())
+    assert "Gate: " in pipeline
+    assert show.strip().splitlines()[0] in pipeline
     latest = tmp_path / "runs" / "latest"
     report = Report.read(latest / "report.json")
     assert [metric.name for metric in report.metrics] == ["right", "format"]
     right = {name: arm.mean("right") for name, arm in report.arms.items()}
-    assert right.keys() == {"base", "sft", "rl"} and right["sft"] > right["base"], (
-        "SFT learns the five words"
-    )
-    assert report.decision and (latest / "report.html").is_file()
-    assert all(part.calls == 0 for part in (report.api.teacher, report.api.judge))
-    wanted: dict[str, Any] = json.loads(blocks["json"][0])
-    rows = map(
-        json.loads, (latest / "distill" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    )
-    (row,) = [row for row in rows if row["query"] == wanted["query"]]
-    assert {name: row[name] for name in wanted} == wanted
+    assert right.keys() == {"base", "sft", "rl"}
+    assert right["sft"] > right["base"], "SFT learns the five words"
+    assert report.decision
+    assert (latest / "report.html").is_file()
+    assert [report.api.teacher.calls, report.api.judge.calls] == [0, 0]
+    expected: dict[str, Any] = json.loads(blocks["json"][0])
+    lines = (latest / "distill" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    (row,) = [row for row in rows if row["query"] == expected["query"]]
+    assert {name: row[name] for name in expected} == expected

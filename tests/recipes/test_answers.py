@@ -1,5 +1,7 @@
-"""Answers that are graded by rules and by a judge: validation, selection, evaluation, RL's prompts
-and rewards."""
+"""Answers that are graded by rules and by a judge, in every stage.
+
+Validation, selection, evaluation, RL's prompts and rewards.
+"""
 
 import json
 import math
@@ -55,10 +57,10 @@ Score = Callable[..., Any]
 
 
 def clients(**scores: float) -> Clients:
-    """With a judge that knows these texts, and fails at others."""
+    """Clients with a judge that knows these texts, and fails at others."""
 
-    def answer(asked: str) -> str | Exception:
-        score = scores.get(asked.removeprefix("q "))
+    def answer(question: str) -> str | Exception:
+        score = scores.get(question.removeprefix("q "))
         if score is None:
             return TeacherError("no", "teacher_unavailable", transient=True)
         return f'{{"score": {score}}}'
@@ -84,13 +86,13 @@ def test_who_is_asked_follows_from_the_recipe_and_the_profile():
 
 
 async def test_validation_grades_the_teachers_answer():
-    done = await validated(JUDGED, ROW, aab=4.0)
-    assert done.parts == {"format": 1.0, "share": pytest.approx(2 / 3)}
-    assert done.judge_score == 4.0
-    assert (await validated(PLAIN, ROW)).judge_score is None
-    assert (await validated(JUDGED, ROW.model_copy(update={"answer": "?a"}))).judge_score is None, (
-        "not to be asked"
-    )
+    judged = await validated(JUDGED, ROW, aab=4.0)
+    assert judged.parts == {"format": 1.0, "share": pytest.approx(2 / 3)}
+    assert judged.judge_score == 4.0
+    by_rules = await validated(PLAIN, ROW)
+    assert by_rules.judge_score is None
+    not_to_be_asked = await validated(JUDGED, ROW.model_copy(update={"answer": "?a"}))
+    assert not_to_be_asked.judge_score is None
 
 
 async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_recipe():
@@ -127,33 +129,33 @@ def test_weights_that_do_not_fit_are_refused(grader: Grader, reward: dict[str, A
 
 
 async def test_findings_are_means_of_what_is_known():
-    found = JUDGED.validation_statistics()
+    statistics = JUDGED.validation_statistics()
     for answer, letter, score in (("aa", "a", 5.0), ("ab", "a", 2.0), ("a\nb", "", 2.0)):
         row = ROW.model_copy(update={"answer": answer, "inputs": {"letter": letter}})
-        found.add(await validated(JUDGED, row, **{answer: score}))
-    found.add(ROW)
-    assert found.metrics() == {
+        statistics.add(await validated(JUDGED, row, **{answer: score}))
+    statistics.add(ROW)
+    assert statistics.metrics() == {
         "share_mean": 0.75,
         "format_mean": pytest.approx(2 / 3),
         "flawed_share": pytest.approx(1 / 3),
         "judge_mean": 3.0,
     }
-    assert sum(found.histograms()["judge_score"][0]["counts"]) == 3
-    assert (
-        PLAIN.validation_statistics().metrics() == PLAIN.validation_statistics().histograms() == {}
-    )
+    assert sum(statistics.histograms()["judge_score"][0]["counts"]) == 3
+    assert PLAIN.validation_statistics().metrics() == {}
+    assert PLAIN.validation_statistics().histograms() == {}
 
 
 def test_answers_that_all_have_a_flaw_stop_the_run():
-    found, flawed = PLAIN.validation_statistics(), ROW.model_copy(update={"parts": {"format": 0.0}})
+    statistics = PLAIN.validation_statistics()
+    flawed = ROW.model_copy(update={"parts": {"format": 0.0}})
     for _ in range(19):
-        found.add(flawed)
-    found.check()
-    found.add(flawed)
+        statistics.add(flawed)
+    statistics.check()
+    statistics.add(flawed)
     with pytest.raises(
         StageError, match=r"all 20 of the teacher's answers have a flaw \(bad_format 20\)"
     ):
-        found.check()
+        statistics.check()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,8 @@ def test_selection(changes: dict[str, Any], reason: str | None):
 
 def test_rl_asks_what_may_teach_and_gets_the_row():
     lenient = replace(PLAIN, rl_reasons=frozenset({None, "bad_format"}))
-    flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
+    flawed = ROW.failed("bad_format")
+    unanswered = ROW.model_copy(update={"answer": None})
     corrected = unanswered.model_copy(update={"corrected": "a", "reason": "empty_answer"})
     assert [PLAIN.may_ask_in_rl(row) for row in (ROW, flawed, unanswered, corrected)] == [
         True,
@@ -185,9 +188,8 @@ def test_rl_asks_what_may_teach_and_gets_the_row():
     assert lenient.may_ask_in_rl(flawed)
     row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
     record = rl_record(row, Letters(), Tenant())
-    assert record["prompt"] == [{"role": "user", "content": "q"}] and record.keys() == set(
-        rl_schema().names
-    )
+    assert record["prompt"] == [{"role": "user", "content": "q"}]
+    assert record.keys() == set(rl_schema().names)
     assert (record["extra_info"]["row_id"], record["extra_info"]["unit"]) == ("1", "0")
     assert Row.model_validate_json(record["extra_info"]["row"]) == row
 
@@ -210,49 +212,48 @@ def arm(*texts: str | None, **fields: Any) -> list[ArmRow]:
 
 
 async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
-    asked = clients(aa=5.0, ab=2.0, b=0.0)
+    services = clients(aa=5.0, ab=2.0, b=0.0)
     arms = {"sft": arm("aa", "ab", requests=("r",)), "rl": arm("aa", "b")}
-    found = await measure(arms, ROWS, JUDGED, asked, profile_with())
-    assert [(row.parts, row.judge_score) for row in found.arms["sft"]] == [
+    measured = await measure(arms, ROWS, JUDGED, services, profile_with())
+    assert [(row.parts, row.judge_score) for row in measured.arms["sft"]] == [
         ({"format": 1.0, "share": 1.0}, 5.0),
         ({"format": 1.0, "share": 0.5}, 2.0),
     ]
-    assert found.arms["sft"][0].requests == ("r", 'hash of {"score": 5.0}')
-    assert [row.judge_score for row in found.arms["rl"]] == [5.0, 0.0]
-    assert sorted(asked.judge.questions) == ["q aa", "q ab", "q b"]  # type: ignore[attr-defined]
-    assert found.unjudged == {}
+    assert measured.arms["sft"][0].requests == ("r", 'hash of {"score": 5.0}')
+    assert [row.judge_score for row in measured.arms["rl"]] == [5.0, 0.0]
+    assert sorted(services.judge.questions) == ["q aa", "q ab", "q b"]  # type: ignore[attr-defined]
+    assert measured.unjudged == {}
 
 
-async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms_and_an_empty_answer_scores_lowest_elsewhere():
+async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms():
+    """An empty answer to another question scores lowest."""
     arms = {
         "teacher": arm(None, None, reason="empty_answer"),
         "sft": arm("aa", "aa"),
         "rl": arm("aa", "b"),
     }
-    strict, asked = profile_with(evaluate={"max_failed_share": 0}), clients(aa=5.0)
-    found = await measure(arms, ROWS, JUDGED, asked, profile_with())
-    assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [
-        5.0,
-        None,
-        5.0,
-        None,
-    ]
-    assert [row.parts is None for row in found.arms["sft"]] == [False, False]
-    assert [(entry.judge_score, entry.requests) for entry in found.arms["teacher"]] == [
+    services = clients(aa=5.0)
+    measured = await measure(arms, ROWS, JUDGED, services, profile_with())
+    assert [row.judge_score for row in measured.arms["sft"]] == [5.0, None]
+    assert [row.judge_score for row in measured.arms["rl"]] == [5.0, None]
+    assert [row.parts is None for row in measured.arms["sft"]] == [False, False]
+    assert [(entry.judge_score, entry.requests) for entry in measured.arms["teacher"]] == [
         (0.0, ()),
         (None, ()),
     ]
-    assert sorted(asked.judge.questions) == ["q aa", "q aa", "q b"]  # type: ignore[attr-defined]
-    assert found.unjudged == {"teacher_unavailable": 1}
+    assert sorted(services.judge.questions) == ["q aa", "q aa", "q b"]  # type: ignore[attr-defined]
+    assert measured.unjudged == {"teacher_unavailable": 1}
+    strict = profile_with(evaluate={"max_failed_share": 0})
     with pytest.raises(StageError, match="calls failed for 1 of 2 questions"):
         await measure(arms, ROWS, JUDGED, clients(aa=5.0), strict)
 
 
 async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
     empty = ArmRow(row_id="1", reason="empty_answer")
-    missing = ArmRow(row_id="2", reason="teacher_refused")
-    found = await measure({"teacher": [empty, missing]}, ROWS, PLAIN, clients(), profile_with())
-    assert [(row.parts, row.reason) for row in found.arms["teacher"]] == [
+    refused = ArmRow(row_id="2", reason="teacher_refused")
+    arms = {"teacher": [empty, refused]}
+    measured = await measure(arms, ROWS, PLAIN, clients(), profile_with())
+    assert [(row.parts, row.reason) for row in measured.arms["teacher"]] == [
         ({"format": 1.0, "share": 0.0}, "empty_answer"),
         (None, "teacher_refused"),
     ]
@@ -284,7 +285,7 @@ async def score(tmp_path: Path, serve: Serve) -> AsyncIterator[Score]:
     """Score one text, by a grader, with a judge that answers so."""
     opened: list[Scorer] = []
 
-    async def one(
+    async def score_one(
         text: str, grader: Grader, reply: Any = None, row: Row = ROW, **settings: Any
     ) -> Any:
         url = serve(lambda _: reply).url if reply else ""
@@ -292,7 +293,7 @@ async def score(tmp_path: Path, serve: Serve) -> AsyncIterator[Score]:
         opened.append(Scorer(service_of(tmp_path, url, **settings), recipe))
         return await opened[-1].score(extra_info(row, recipe), text)
 
-    yield one
+    yield score_one
     for scorer in opened:
         await scorer.close()
 
@@ -308,13 +309,9 @@ async def test_rules_alone_need_neither_judge_nor_rag(tmp_path: Path, score: Sco
     scored = await score(" ab<|im_end|>\n", PLAIN)
     assert scored.keys() == KEYS
     assert scored["score"] == pytest.approx(2 * (0.75 * 0.5 + 0.25) - 1)
-    assert (scored["share"], scored["format"], scored["pure"], scored["judge_asked"]) == (
-        0.5,
-        1.0,
-        0.0,
-        0,
-    )
-    assert math.isnan(scored["judge"]) and scored["invalid"] == 0
+    figures = {"share": 0.5, "format": 1.0, "pure": 0.0, "judge_asked": 0, "invalid": 0}
+    assert {name: scored[name] for name in figures} == figures
+    assert math.isnan(scored["judge"])
     (entry,) = entries(tmp_path)
     assert (entry["row_id"], entry["text"], entry["share"]) == ("1", "ab", 0.5)
     assert "judge" not in entry
@@ -329,11 +326,9 @@ async def test_known_parts_and_the_judge_weigh_as_the_profile_says(score: Score)
     assert unlabelled["score"] == pytest.approx(2 * 0.8 - 1), (
         "a part that is not known counts neither way"
     )
-    assert (
-        unlabelled.keys() == KEYS
-        and math.isnan(unlabelled["share"])
-        and math.isnan(unlabelled["pure"])
-    )
+    assert unlabelled.keys() == KEYS
+    assert math.isnan(unlabelled["share"])
+    assert math.isnan(unlabelled["pure"])
     only_format = Reward(part_weights={"share": 0, "format": 1, "judge": 0})
     scored = await score("b", JUDGED, FOUR_OF_FIVE, reward=only_format)
     assert (scored["score"], scored["judge_asked"]) == (1.0, 0), (
@@ -363,21 +358,21 @@ async def test_a_failed_judge_is_not_a_score(tmp_path: Path, score: Score, reply
     scored = await score("aa", JUDGED, reply)
     assert scored.keys() == KEYS
     assert (scored["score"], scored["invalid"], scored["judge_asked"]) == (0.0, 1.0, 1)
-    assert all(math.isnan(scored[part]) for part in ("judge", "share", "format", "pure"))
+    known_parts = [
+        part for part in ("judge", "share", "format", "pure") if not math.isnan(scored[part])
+    ]
+    assert known_parts == []
     (entry,) = entries(tmp_path)
-    assert entry["failed_by"] == "judge" and "score" not in entry
+    assert entry["failed_by"] == "judge"
+    assert "score" not in entry
 
 
 async def test_where_nothing_that_counts_is_known_there_is_no_score(tmp_path: Path, score: Score):
-    row, weights = (
-        ROW.model_copy(update={"inputs": {}}),
-        Reward(part_weights={"share": 1, "format": 0}),
-    )
+    row = ROW.model_copy(update={"inputs": {}})
+    weights = Reward(part_weights={"share": 1, "format": 0})
     assert (await score("aa", PLAIN, row=row, reward=weights))["invalid"] == 1
-    assert (
-        "no part with a weight is known for this row (known: format)"
-        in entries(tmp_path)[0]["invalid"]
-    )
+    message = "no part with a weight is known for this row (known: format)"
+    assert message in entries(tmp_path)[0]["invalid"]
 
 
 def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile_of: ProfileOf):

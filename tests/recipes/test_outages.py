@@ -1,5 +1,4 @@
-"""An outage costs its time, a sample that the service can't serve costs itself, and no call waits
-for ever."""
+"""An outage costs its time, a sample that can't be served costs itself, no call waits for ever."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,17 +12,18 @@ from qinglan.errors import BudgetError, CallError, RetrievalError
 
 
 class Site:
-    """A service, down in some spans of time, that never answers `poison`; the wait for it, and what
-    that logged."""
+    """A service, down in some spans of time, that never answers `poison`, and the wait for it."""
 
     now_s = 0.0
-    """Time passes by sleeping only."""
+    """The clock, which goes on by sleeping only."""
 
     def __init__(
         self, *down: tuple[float, float], poison: str = "", max_outage_s: float = 600
     ) -> None:
-        self._down, self._poison = down, poison
-        self.notes, self.asked = list[dict[str, Any]](), list[str]()
+        self._down = down
+        self._poison = poison
+        self.notes: list[dict[str, Any]] = []
+        self.asked: list[str] = []
         self.wait = OutageWait(
             "rag", max_outage_s, self.notes.append, clock=lambda: self.now_s, sleep=self.sleep
         )
@@ -32,21 +32,22 @@ class Site:
         self.now_s += seconds
         await asyncio.sleep(0)
 
-    def ask(self, what: str) -> Callable[[], Awaitable[str]]:
+    def ask(self, question: str) -> Callable[[], Awaitable[str]]:
         async def attempt() -> str:
-            self.asked.append(what)
+            self.asked.append(question)
             await asyncio.sleep(0)
-            if what == self._poison or any(begin <= self.now_s < end for begin, end in self._down):
-                raise RetrievalError(f"{what}: HTTP 500", "rag_unavailable", transient=True)
-            return what
+            is_down = any(begin <= self.now_s < end for begin, end in self._down)
+            if is_down or question == self._poison:
+                raise RetrievalError(f"{question}: HTTP 500", "rag_unavailable", transient=True)
+            return question
 
         return attempt
 
-    async def score(self, what: str, *, probe: str | None = "known") -> str:
-        return await self.wait.call(self.ask(what), self.ask(probe) if probe else None)
+    async def score(self, question: str, *, probe: str | None = "known") -> str:
+        return await self.wait.call(self.ask(question), self.ask(probe) if probe else None)
 
-    async def score_all(self, *what: str, probe: str | None = "known") -> list[Any]:
-        scoring = (self.score(each, probe=probe) for each in what)
+    async def score_all(self, *questions: str, probe: str | None = "known") -> list[Any]:
+        scoring = (self.score(question, probe=probe) for question in questions)
         return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 60)
 
     @property
@@ -58,7 +59,8 @@ class Slow:
     """A call that is answered when `arrived` is set."""
 
     def __init__(self) -> None:
-        self.asked, self.arrived = asyncio.Event(), asyncio.Event()
+        self.asked = asyncio.Event()
+        self.arrived = asyncio.Event()
 
     async def __call__(self) -> str:
         self.asked.set()
@@ -88,11 +90,12 @@ async def test_a_sample_that_fails_by_itself_is_given_up_while_others_go_on():
     site = Site(poison="bad")
     *scored, bad = await site.score_all(*MANY, "bad")
     assert scored == MANY
-    assert isinstance(bad, RetrievalError) and not isinstance(bad, OutageError)
+    assert type(bad) is RetrievalError, "no OutageError"
     assert (site.notes, site.now_s, site.asked.count("bad")) == ([], 0, 2)
 
 
-async def test_without_a_known_answer_a_sample_is_given_up_after_a_minute_or_when_others_are_answered():
+async def test_without_a_known_answer_a_sample_is_given_up_after_a_minute():
+    """It is given up earlier when others are answered."""
     alone = Site(poison="bad")
     (bad,) = await alone.score_all("bad", probe=None)
     assert isinstance(bad, OutageError)
@@ -100,7 +103,8 @@ async def test_without_a_known_answer_a_sample_is_given_up_after_a_minute_or_whe
     assert await alone.score_all("a", probe=None) == ["a"]
     site = Site((0, 1), poison="bad")
     bad, *scored = await site.score_all("bad", *MANY, probe=None)
-    assert scored == MANY and isinstance(bad, CallError)
+    assert scored == MANY
+    assert isinstance(bad, CallError)
     assert site.now_s < SINGLE_CALL_S + 2 * LONGEST_PAUSE_S
 
 
@@ -109,14 +113,15 @@ async def test_a_service_that_stays_away_is_given_up_for_all_and_no_call_waits_u
     slow = Slow()
     on_its_way = asyncio.create_task(site.wait.call(slow))
     refused = await site.score_all(*MANY)
-    assert all(
-        isinstance(each, OutageError) for each in refused
-    ) and "rag has been down for 12" in str(refused[0])
+    assert {type(error) for error in refused} == {OutageError}
+    assert "rag has been down for 12" in str(refused[0])
     assert 120 <= site.now_s <= 120 + LONGEST_PAUSE_S
     slow.arrived.set()
-    await on_its_way  # an answer to a call from before the outage proves nothing
+    # An answer to a call from before the outage proves nothing.
+    await on_its_way
     before_s = site.now_s
-    assert all(isinstance(each, RetrievalError) for each in await site.score_all(*MANY))
+    refused_at_once = await site.score_all(*MANY)
+    assert [error for error in refused_at_once if not isinstance(error, RetrievalError)] == []
     assert site.now_s == before_s
     for now_s in (1500.0, 2000.0):
         site.now_s = now_s
@@ -136,7 +141,8 @@ async def test_errors_that_waiting_can_not_repair_are_raised_at_once(error: Exce
 
     with pytest.raises(type(error)):
         await site.wait.call(attempt, site.ask("known"))
-    assert site.asked == site.notes == []
+    assert site.asked == []
+    assert site.notes == []
 
 
 async def test_a_probe_that_is_refused_shows_nothing_unless_it_was_answered_before():
@@ -160,8 +166,9 @@ async def test_a_probe_that_is_refused_shows_nothing_unless_it_was_answered_befo
 
 @pytest.mark.parametrize("late_s", [[0.1], [4, 8, 12, 16, 20, 24]])
 async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list[float]):
-    site, calls = Site((0, 60)), [Slow() for _ in late_s]
-    on_their_way = [asyncio.create_task(site.wait.call(each)) for each in calls]
+    site = Site((0, 60))
+    calls = [Slow() for _ in late_s]
+    on_their_way = [asyncio.create_task(site.wait.call(call)) for call in calls]
     waiting = asyncio.create_task(site.score_all(*MANY))
     for call, at_s in zip(calls, late_s, strict=True):
         await until(lambda at_s=at_s: bool(site.notes) and site.now_s >= at_s)
@@ -176,7 +183,9 @@ async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list
 async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_the_service_works(
     by_the_service: bool,
 ):
-    site, probe, call = Site(poison="bad"), Slow(), Slow()
+    site = Site(poison="bad")
+    probe = Slow()
+    call = Slow()
     bad = asyncio.create_task(site.wait.call(site.ask("bad"), probe))
     await probe.asked.wait()
     meanwhile = asyncio.create_task(site.wait.call(call, answered=lambda _: by_the_service))
@@ -184,13 +193,14 @@ async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_the_
     await meanwhile
     for _ in range(10):
         await asyncio.sleep(0)
-    assert bad.done() == by_the_service  # an answer from a store shows nothing
+    assert bad.done() == by_the_service, "an answer from a store shows nothing"
     probe.arrived.set()
     with pytest.raises(RetrievalError, match="bad"):
         await bad
 
 
-async def test_a_service_that_comes_and_goes_costs_no_sample_and_a_cancelled_one_leaves_nothing_behind():
+async def test_a_service_that_comes_and_goes_costs_no_sample():
+    """A cancelled sample leaves nothing behind."""
     site = Site((0, 20), (20.2, 40), (40.5, 50))
     cancelled = asyncio.create_task(site.score("cancelled"))
     await until(lambda: bool(site.notes))

@@ -1,5 +1,4 @@
-"""The blind panel: all texts at once and twice, order without names, and a failed call leaves
-nobody judged."""
+"""The blind panel: all texts at once and twice, without names; a failed call judges nobody."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,15 +26,19 @@ WORTH = {"好": 5.0, "中": 3.0, "坏": 1.0}
 
 
 def favouring_judge(*failing: int) -> FakeModel:
-    """Knows what each text is worth, and favours the first by half a point; some of its calls
-    fail."""
+    """A judge that knows what each text is worth, and disfavours the first by half a point.
+
+    Args:
+        failing: the numbers of the calls that fail.
+    """
     calls = count(1)
 
     def answer(prompt: str) -> str | Exception:
         if next(calls) in failing:
             return TeacherError("no scores", "judge_unreadable")
-        first, *others = (WORTH[text] for text in texts_in(prompt))
-        return f'{{"scores": {[first - 0.5, *others]}}}'
+        scores = [WORTH[text] for text in texts_in(prompt)]
+        scores[0] -= 0.5
+        return f'{{"scores": {scores}}}'
 
     return FakeModel(answer)
 
@@ -45,74 +48,77 @@ def texts_in(prompt: str) -> list[str]:
 
 
 def rows(count: int = 1) -> list[Row]:
-    return [Row(id=f"{n:03}", tenant="t", query=f"问题{n}", source="f!A1") for n in range(count)]
+    return [
+        Row(id=f"{number:03}", tenant="t", query=f"问题{number}", source="f!A1")
+        for number in range(count)
+    ]
 
 
 def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
-    return [ArmRow(row_id=f"{n:03}", text=text, retrieved=HIT, **more) for n in range(count)]
+    return [
+        ArmRow(row_id=f"{number:03}", text=text, retrieved=HIT, **more) for number in range(count)
+    ]
 
 
 async def judged(
     judge: FakeModel, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]
 ) -> Measured:
-    return await judge_by_panel(arms, rows, RECIPE.grader.panel, Clients({"judge": judge}), PROFILE)  # type: ignore[dict-item]
+    clients = Clients({"judge": judge})  # type: ignore[dict-item]
+    return await judge_by_panel(arms, rows, RECIPE.grader.panel, clients, PROFILE)
 
 
 async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():
     judge = favouring_judge()
-    done, _ = await judged(
-        judge, {"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows()
-    )
+    arms = {"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}
+    scored, _ = await judged(judge, arms, rows())
     first, second = map(texts_in, judge.questions)
-    assert sorted(first) == ["中", "好"] and second == first[::-1]
-    assert done.pop("base") == done["sft"], "the same text is the same score"
-    assert {
-        name: (entries[0].judge_score, sorted(entries[0].judge_scores))
-        for name, entries in done.items()
-    } == {
-        "sft": (4.75, [4.5, 5.0]),
-        "rl": (2.75, [2.5, 3.0]),
-    }
-    assert panel_consistency(done["rl"]) == 0.5
-    assert done["rl"][0].requests[0] == "t" and len(done["rl"][0].requests) == 3
+    assert sorted(first) == ["中", "好"]
+    assert second == first[::-1]
+    assert scored["base"] == scored["sft"], "the same text is the same score"
+    (sft,) = scored["sft"]
+    (rl,) = scored["rl"]
+    assert (sft.judge_score, sorted(sft.judge_scores)) == (4.75, [4.5, 5.0])
+    assert (rl.judge_score, sorted(rl.judge_scores)) == (2.75, [2.5, 3.0])
+    assert panel_consistency(scored["rl"]) == 0.5
+    assert rl.requests[0] == "t"
+    assert len(rl.requests) == 3
 
 
 async def test_one_text_alone_is_read_once_and_none_is_not():
     judge = favouring_judge()
-    done, _ = await judged(
-        judge, {"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}, rows()
-    )
-    assert (len(judge.asked), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (
-        1,
-        4.5,
-        (4.5,),
-    )
-    assert done["base"][0].judge_score is None
-    assert panel_consistency(done["rl"]) is None
+    arms = {"teacher": arm("好"), "rl": arm("好"), "base": arm(None, reason="x")}
+    scored, _ = await judged(judge, arms, rows())
+    assert len(judge.asked) == 1
+    (rl,) = scored["rl"]
+    assert (rl.judge_score, rl.judge_scores) == (4.5, (4.5,))
+    assert scored["base"][0].judge_score is None
+    assert panel_consistency(scored["rl"]) is None
 
 
 @pytest.mark.parametrize(("failing", "score"), [((), 0.0), ((1,), None)])
 async def test_an_empty_text_scores_lowest_unless_the_question_is_unjudged(
     failing: Sequence[int], score: float | None
 ):
-    arms, judge = (
-        {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)},
-        favouring_judge(*failing),
-    )
-    done, _ = await judged(judge, arms, rows(40))
-    assert [entry.judge_score for entry in done["rl"]] == [score, *[0.0] * 39]
-    assert {entry.reason for entry in done["rl"]} == {"empty_answer"} and len(judge.asked) == 40
+    arms = {"rl": arm(None, 40, reason="empty_answer"), "sft": arm("好", 40)}
+    judge = favouring_judge(*failing)
+    scored, _ = await judged(judge, arms, rows(40))
+    assert [entry.judge_score for entry in scored["rl"]] == [score, *[0.0] * 39]
+    assert {entry.reason for entry in scored["rl"]} == {"empty_answer"}
+    assert len(judge.asked) == 40
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
     arms = {"teacher": arm("中", 40, judge_score=4.0), "rl": arm("好", 40)}
     # The fake answers at once, so that the first two calls are the first question's two passes.
-    done, unjudged = await judged(favouring_judge(failing), arms, rows(40))
+    scored, unjudged = await judged(favouring_judge(failing), arms, rows(40))
     assert unjudged == {"judge_unreadable": 1}
-    lost = [{e.row_id for e in entries if e.judge_score is None} for entries in done.values()]
-    assert lost[0] == lost[1] and len(lost[0]) == 1
-    summary = summarise(done["teacher"], rows(40), CONFIG, RECIPE)
+    unjudged_ids = [entry.row_id for entry in scored["rl"] if entry.judge_score is None]
+    assert len(unjudged_ids) == 1
+    assert unjudged_ids == [
+        entry.row_id for entry in scored["teacher"] if entry.judge_score is None
+    ]
+    summary = summarise(scored["teacher"], rows(40), CONFIG, RECIPE)
     assert (summary.failed, summary.mean("quality")) == (0, pytest.approx(2.75))
 
 
@@ -128,13 +134,14 @@ async def test_too_many_failures_are_no_evaluation_and_the_error_says_what_to_ch
 
 async def test_a_text_that_was_not_retrieved_with_has_no_quality():
     lost = [ArmRow(row_id="000", text="好", reason="rag_unavailable")]
-    done, _ = await judged(favouring_judge(), {"rl": lost, "sft": arm("中")}, rows())
-    assert scores_of(done["rl"], rows(), RECIPE)["quality"] == {"000": None}
+    scored, _ = await judged(favouring_judge(), {"rl": lost, "sft": arm("中")}, rows())
+    assert scores_of(scored["rl"], rows(), RECIPE)["quality"] == {"000": None}
 
 
 def test_the_order_depends_on_the_row_and_says_nothing_of_the_arms():
-    orders = [shuffle_texts(["好", "中", "坏"], str(n), seed=0) for n in range(200)]
+    orders = [shuffle_texts(["好", "中", "坏"], str(row), seed=0) for row in range(200)]
     assert shuffle_texts(["坏", "好", "中", "好"], "0", seed=0) == orders[0]
-    places = [sum(order[0] == text for order in orders) for text in WORTH]
-    assert all(40 < count < 95 for count in places)
-    assert [shuffle_texts(["好", "中", "坏"], str(n), seed=1) for n in range(200)] != orders
+    for text in WORTH:
+        first_places = sum(order[0] == text for order in orders)
+        assert 40 < first_places < 95, text
+    assert [shuffle_texts(["好", "中", "坏"], str(row), seed=1) for row in range(200)] != orders

@@ -1,5 +1,4 @@
-"""Finding recipes, by name or in a file; what the base classes do for them; distilling and
-validating one row."""
+"""Finding recipes, by name or in a file; their base classes; distilling and validating one row."""
 
 from pathlib import Path
 from typing import Any
@@ -20,38 +19,37 @@ from qinglan.recipes.requests import require_teacher_alone
 from qinglan.rows import Retrieved, Row
 
 SUPPORT = Path(__file__).parents[1] / "support"
-CAPITALS, JUDGING = SUPPORT / "capitals_recipe.py", SUPPORT / "judging_recipe.py"
+CAPITALS = SUPPORT / "capitals_recipe.py"
+JUDGING = SUPPORT / "judging_recipe.py"
 ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
 ANSWERED = ROW.model_copy(update={"answer": "虾青素 服用方法"})
 REWRITER = query_rewrite.RECIPE
-GOOD, BAD = (
-    Retrieved(ids=("g", "x"), scores=(0.9, 0.5)),
-    Retrieved(ids=("x", "g"), scores=(0.6, 0.5)),
-)
+GOOD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5))
+BAD = Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
 
 def test_shipped_recipes_are_found_by_their_names():
     assert isinstance(get_recipe("query_rewrite").grader, RetrievalGrader)
     with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
         get_recipe("query_rewriter")
+    shipped = "answer_judge, medical, passage_judge, query_rewrite"
     for name in ("base", "prompting"):
-        with pytest.raises(
-            ConfigError,
-            match="no such recipe; known recipes: answer_judge, medical, passage_judge, query_rewrite, or",
-        ):
+        with pytest.raises(ConfigError, match=f"no such recipe; known recipes: {shipped}, or"):
             get_recipe(name)
 
 
 def test_a_file_is_identified_by_its_content(tmp_path: Path):
     path = tmp_path / "capitals_recipe.py"
     path.write_text(CAPITALS.read_text(encoding="utf-8"), encoding="utf-8")
-    before, loaded = recipes.recipe_key(str(path)), get_recipe(str(path))
+    before = recipes.recipe_key(str(path))
+    loaded = get_recipe(str(path))
     assert (before["recipe"], before["version"]) == ("capitals_recipe", "1")
     path.write_text(
         CAPITALS.read_text(encoding="utf-8").replace('VERSION = "1"', 'VERSION = "2"'),
         encoding="utf-8",
     )
-    assert get_recipe(str(path)).VERSION == "2" and loaded.VERSION == "1"
+    assert get_recipe(str(path)).VERSION == "2"
+    assert loaded.VERSION == "1"
     assert recipes.recipe_key(str(path))["sha256"] != before["sha256"]
 
 
@@ -92,22 +90,25 @@ def test_only_what_is_asked_identifies():
 
 def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOOD) -> Clients:
     rag = FakeRag(lambda _, rewrite: rewritten if rewrite else BAD)
-    return Clients({"teacher": FakeModel(teacher), "judge": FakeModel(judge)}, rag)  # type: ignore[arg-type]
+    models = {"teacher": FakeModel(teacher), "judge": FakeModel(judge)}
+    return Clients(models, rag)  # type: ignore[arg-type]
 
 
 async def test_distilling_keeps_what_it_cost():
-    asked = clients("“虾青素  服用方法”")
-    done = await REWRITER.distill(ROW, asked, Tenant(domain="保健品"))
-    assert (done.answer, done.answer_request) == ("虾青素 服用方法", "hash of “虾青素  服用方法”")
-    assert (done.answer_cost_usd, done.answer_latency_ms) == (0.5, 12.0)
-    assert "保健品" in asked.teacher.asked[0][0]["content"]  # type: ignore[attr-defined]
+    services = clients("“虾青素  服用方法”")
+    distilled = await REWRITER.distill(ROW, services, Tenant(domain="保健品"))
+    assert distilled.answer == "虾青素 服用方法"
+    assert distilled.answer_request == "hash of “虾青素  服用方法”"
+    assert (distilled.answer_cost_usd, distilled.answer_latency_ms) == (0.5, 12.0)
+    assert "保健品" in services.teacher.asked[0][0]["content"]  # type: ignore[attr-defined]
     with pytest.raises(TeacherError) as caught:
         await REWRITER.distill(ROW, clients(" ``` "), Tenant())
     assert caught.value.reason == "empty_answer", "the question takes no rewrite's place"
 
 
 def test_only_the_teacher_alone_can_be_asked_in_bulk(profile_of: ProfileOf):
-    answerer, by_batch = {"model": "small"}, {"mode": "batch_api"}
+    answerer = {"model": "small"}
+    by_batch = {"mode": "batch_api"}
     require_teacher_alone(profile_of(recipe=str(CAPITALS), distill=by_batch))
     require_teacher_alone(profile_of(recipe=str(JUDGING), answerer=answerer))
     with pytest.raises(
@@ -117,13 +118,14 @@ def test_only_the_teacher_alone_can_be_asked_in_bulk(profile_of: ProfileOf):
 
 
 async def test_validating_retrieves_twice_and_asks_the_judge():
-    asked = clients()
-    done = await validate(ANSWERED, REWRITER.grader, asked, Tenant(), judge=True)
-    assert (done.original_retrieved, done.answer_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
-    message = undelimited(asked.judge.asked[0][1]["content"])  # type: ignore[attr-defined]
+    services = clients()
+    judged = await validate(ANSWERED, REWRITER.grader, services, Tenant(), judge=True)
+    assert (judged.original_retrieved, judged.answer_retrieved) == (BAD, GOOD)
+    assert judged.judge_score == 4.0
+    message = undelimited(services.judge.asked[0][1]["content"])  # type: ignore[attr-defined]
     assert message.endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
-    unjudged = await validate(ANSWERED, REWRITER.grader, asked, Tenant(), judge=False)
-    assert (unjudged.judge_score, len(asked.judge.asked)) == (None, 1)  # type: ignore[attr-defined]
+    unjudged = await validate(ANSWERED, REWRITER.grader, services, Tenant(), judge=False)
+    assert (unjudged.judge_score, len(services.judge.asked)) == (None, 1)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

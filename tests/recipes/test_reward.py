@@ -1,5 +1,4 @@
-"""Scoring a sample in the reward service: a failed call is never a number, nor ever silent, nor
-asked for twice."""
+"""Scoring a sample in the reward service: a failed call is no number and never silent."""
 
 import asyncio
 import json
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from doubles import Clock
 from fake_service import FakeService, completion, recall
 from fixture_types import Serve
 from ledger_calls import ledger_in
@@ -30,31 +30,32 @@ REWRITE = "虾青素 推荐用量"
 FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
 JUDGED = (200, completion('{"score": 4}'))
 VERDICTS = {"judge_recipe": "passage_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
-KEYS = {
-    *RewriteScore.__dataclass_fields__,
-    *(
-        "invalid",
-        "rag_calls",
-        "rag_cached",
-        "judge_asked",
-        "judge_cached",
-        "judge_cost_usd",
-        "latency_ms",
-    ),
+PARTS = frozenset(RewriteScore.__dataclass_fields__)
+KEYS = PARTS | {
+    "invalid",
+    "rag_calls",
+    "rag_cached",
+    "judge_asked",
+    "judge_cached",
+    "judge_cost_usd",
+    "latency_ms",
 }
 
 
 def test_the_judged_share_is_stable_and_right():
-    asked = [judge_asked("q", str(n), 0.3) for n in range(2000)]
-    assert asked == [judge_asked("q", str(n), 0.3) for n in range(2000)]
-    assert 0.26 < sum(asked) / 2000 < 0.34
+    is_judged = [judge_asked("q", str(number), 0.3) for number in range(2000)]
+    assert is_judged == [judge_asked("q", str(number), 0.3) for number in range(2000)]
+    assert 0.26 < sum(is_judged) / 2000 < 0.34
 
 
 class Site:
     """A reward service's surroundings: RAG and judge by script, the ledger, the samples log."""
 
     def __init__(self, folder: Path, rag: FakeService, judge: FakeService) -> None:
-        self.rag, self.judge, self.folder, self.log = rag, judge, folder, folder / "samples.jsonl"
+        self.rag = rag
+        self.judge = judge
+        self.folder = folder
+        self.log = folder / "samples.jsonl"
         self.opened: list[RewardActor] = []
 
     def service(self, **settings: Any) -> RewardService:
@@ -96,17 +97,17 @@ class Worker:
 
 @pytest.fixture
 async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[SiteOf]:
-    made: list[Site] = []
+    sites: list[Site] = []
+
+    def service(reply: Any) -> FakeService:
+        return serve(reply if callable(reply) else lambda _: reply)
 
     def make(rag: Any = FOUND, judge: Any = JUDGED) -> Site:
-        scripts = (
-            each if callable(each) else (lambda _, reply=each: reply) for each in (rag, judge)
-        )
-        made.append(Site(tmp_path, *map(serve, scripts)))
-        return made[-1]
+        sites.append(Site(tmp_path, service(rag), service(judge)))
+        return sites[-1]
 
     yield make
-    for site in made:
+    for site in sites:
         for actor in site.opened:
             await actor.close()
 
@@ -117,14 +118,15 @@ def site(site_of: SiteOf) -> Site:
 
 
 def rewrites(number: int) -> list[str]:
-    return [f"虾青素 用量{n}" for n in range(number)]
+    return [f"虾青素 用量{dose}" for dose in range(number)]
 
 
 async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     worker = site.open()
     first = await worker.score("虾青素  推荐用量<|im_end|>")
     again = await worker.score("虾青素 推荐用量")
-    assert first.keys() == again.keys() == KEYS
+    assert first.keys() == KEYS
+    assert again.keys() == KEYS
     assert site.rag.bodies[0]["rewritten_query"] == "虾青素 推荐用量"
     assert (len(site.rag.bodies), len(site.judge.bodies)) == (1, 1)
     figures = (
@@ -138,30 +140,25 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     )
     assert [first[name] for name in figures] == [first["score"], 0, 1, 0, 1, 0, 110e-6]
     assert [again[name] for name in figures] == [first["score"], 0, 0, 1, 1, 1, 0]
-    logged, known = site.entries()
-    assert (logged["rag_cached"], logged["judge_cached"], logged["rag_calls"]) == (False, False, 1)
-    assert (known["rag_cached"], known["judge_cached"], known["rag_calls"]) == (True, True, 0)
-    assert "gold_top1" not in logged
+    new, cached = site.entries()
+    assert (new["rag_cached"], new["judge_cached"], new["rag_calls"]) == (False, False, 1)
+    assert (cached["rag_cached"], cached["judge_cached"], cached["rag_calls"]) == (True, True, 0)
+    assert "gold_top1" not in new
 
 
 async def test_another_run_or_another_request_asks_the_rag_anew(site: Site):
-    for setting, asked in (
+    renamed_title = Rag(max_retries=0, mapping=RagMapping(title="name"))
+    for setting, requests in (
         ({"retrieval_scope": "run 1"}, 1),
         ({"retrieval_scope": "run 2"}, 2),
         ({"retrieval_scope": "run 1"}, 2),
         ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, kb_name="other")}, 3),
         ({"retrieval_scope": "run 1", "rag": Rag(max_retries=0, top_k=3)}, 4),
-        (
-            {
-                "retrieval_scope": "run 1",
-                "rag": Rag(max_retries=0, mapping=RagMapping(title="name")),
-            },
-            5,
-        ),
+        ({"retrieval_scope": "run 1", "rag": renamed_title}, 5),
     ):
         await site.open(**setting).score(REWRITE)
         await site.opened[-1].close()
-        assert len(site.rag.bodies) == asked
+        assert len(site.rag.bodies) == requests
     assert len(site.judge.bodies) == 1
 
 
@@ -172,34 +169,32 @@ async def test_another_run_or_another_request_asks_the_rag_anew(site: Site):
 async def test_an_empty_rewrite_is_the_policys_failure_and_asks_nobody(
     site: Site, reward: Reward, gold_id: str, relevant: float, teacher_quality: float, win: float
 ):
-    """It loses only to a teacher that found something, and is irrelevant only where relevance is
-    asked for."""
+    """It loses only to a teacher that found something.
+
+    It is irrelevant only where relevance is asked for.
+    """
     scored = await site.open(reward=reward).score(
         "<|im_end|>", gold_id=gold_id, teacher_quality=teacher_quality
     )
-    assert (scored["score"], scored["invalid"], scored["win"], scored["rq_gain"]) == (
-        -1.0,
-        0.0,
-        win,
-        -teacher_quality,
-    )
+    assert (scored["score"], scored["invalid"]) == (-1.0, 0.0)
+    assert (scored["win"], scored["rq_gain"]) == (win, -teacher_quality)
     assert scored["relevant"] == pytest.approx(relevant, nan_ok=True)
-    assert (scored["judge"], scored["gold_top1"]) == pytest.approx(
-        (0.0, 0.0 if gold_id else math.nan), nan_ok=True
-    )
+    assert scored["judge"] == 0.0
+    gold_top1 = 0.0 if gold_id else math.nan
+    assert scored["gold_top1"] == pytest.approx(gold_top1, nan_ok=True)
     assert scored.keys() == KEYS
-    assert site.rag.bodies == site.judge.bodies == []
+    assert site.rag.bodies == []
+    assert site.judge.bodies == []
 
 
 async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_the_passage(
     site_of: SiteOf,
 ):
-    site = site_of(
-        judge=lambda body: (
-            200,
-            completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}'),
-        )
-    )
+    def judge(body: dict[str, Any]) -> Any:
+        is_about_passage = "检索结果" in str(body)
+        return 200, completion('{"score": 1}' if is_about_passage else '{"score": 5}')
+
+    site = site_of(judge=judge)
     unlabelled = await site.open(reward=Reward()).score(REWRITE)
     assert (unlabelled["judge"], unlabelled["relevant"], unlabelled["judge_asked"]) == (5, 0, 2)
     assert unlabelled["score"] == Reward().gold_gate_cap
@@ -212,7 +207,8 @@ async def test_the_judge_is_asked_about_the_rewrite_and_without_a_label_about_th
     unweighted = Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False)
     unasked = await site.open(reward=unweighted).score("虾青素 怎么吃")
     assert (unasked["judge_asked"], unasked["judge_cost_usd"], unasked["invalid"]) == (0, 0, 0)
-    assert math.isnan(unasked["judge"]) and math.isnan(unasked["judge_cached"])
+    assert math.isnan(unasked["judge"])
+    assert math.isnan(unasked["judge_cached"])
     found_nothing = await site_of(rag=(200, recall())).open(reward=Reward()).score("虾青素 没有")
     assert (found_nothing["relevant"], found_nothing["judge_asked"]) == (0, 1)
 
@@ -233,17 +229,12 @@ async def test_a_failed_call_is_not_a_number(
     scored = await site.open().score(REWRITE)
     assert scored.keys() == KEYS
     assert (scored["score"], scored["invalid"], scored["rag_calls"]) == (0.0, 1.0, 1.0)
-    assert all(
-        math.isnan(scored[part]) for part in RewriteScore.__dataclass_fields__ if part != "score"
-    )
+    assert {part for part in PARTS if not math.isnan(scored[part])} == {"score"}
     (entry,) = site.entries()
     assert message in entry["invalid"]
     assert "score" not in entry
-    assert (entry["failed_by"], entry["rag_calls"], entry["rag_failed"]) == (
-        failed_by,
-        1,
-        int(failed_by == "rag"),
-    )
+    assert (entry["failed_by"], entry["rag_calls"]) == (failed_by, 1)
+    assert entry["rag_failed"] == int(failed_by == "rag")
 
 
 async def test_a_spent_budget_is_logged(site: Site):
@@ -254,17 +245,19 @@ async def test_a_spent_budget_is_logged(site: Site):
 
 @pytest.mark.parametrize("down", ["rag", "judge"])
 async def test_an_outage_costs_no_sample(site_of: SiteOf, down: str):
-    works, missed = {"rag": FOUND, "judge": JUDGED}, list[int]()
+    replies = {"rag": FOUND, "judge": JUDGED}
+    calls_since_noticed = 0
 
     def away(_: Any) -> Any:
-        """Until it was missed, and a little longer."""
+        """The service, which is down until that was noticed, and a little longer."""
+        nonlocal calls_since_noticed
         if site.log.exists() and '"began"' in site.log.read_text():
-            missed.append(1)
-        return works[down] if len(missed) > 2 else (503, {})
+            calls_since_noticed += 1
+        return replies[down] if calls_since_noticed > 2 else (503, {})
 
-    site = site_of(**(works | {down: away}))
+    site = site_of(**(replies | {down: away}))
     scored = await site.open().score_all(rewrites(20))
-    assert {each["invalid"] for each in scored} == {0}
+    assert {sample["invalid"] for sample in scored} == {0}
     outages = [(entry["outage"], entry["state"]) for entry in site.entries() if "outage" in entry]
     assert outages == [(down, "began"), (down, "ended")]
 
@@ -272,21 +265,24 @@ async def test_an_outage_costs_no_sample(site_of: SiteOf, down: str):
 async def test_an_unreachable_ledger_is_not_tried_for_every_sample(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    now_s, tried, opens = [0.0], [], scorer_module.Scorer
+    clock = Clock()
+    clock.now = 0.0
+    attempts_s: list[float] = []
 
     def unreachable(*_: object) -> None:
-        tried.append(now_s[0])
+        attempts_s.append(clock.now)
         raise LedgerError("no ledger there")
 
-    monkeypatch.setattr(scorer_module, "Scorer", unreachable)
-    actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
-    site.opened.append(actor)
-    for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
-        assert (await Worker(actor).score(REWRITE))["invalid"] == 1
-    assert tried == [0.0, 31.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer_module, "Scorer", unreachable)
+        actor = RewardActor(site.service().model_dump_json(), clock=clock)
+        site.opened.append(actor)
+        for now_s in (0.0, 1.0, 29.0, 31.0, 32.0):
+            clock.now = now_s
+            assert (await Worker(actor).score(REWRITE))["invalid"] == 1
+    assert attempts_s == [0.0, 31.0]
     assert site.invalid() == ["no ledger there"] * 5
-    monkeypatch.setattr(scorer_module, "Scorer", opens)
-    now_s[0] = 62.0
+    clock.now = 62.0
     assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 
 
@@ -301,11 +297,10 @@ def test_the_services_file_holds_no_secret_and_names_the_training(
     monkeypatch.setenv("JUDGE_KEY", "s3cret")
     service = site.service(judge=Endpoint(model="j", api_key_env="JUDGE_KEY"), run_id="2026/运行 1")
     assert "s3cret" not in service.model_dump_json()
-    assert (
-        RewardService.model_validate_json(service.model_dump_json()).actor_name
-        == service.actor_name
-    )
-    assert service.actor_name.isascii() and "/" not in service.actor_name
+    read_again = RewardService.model_validate_json(service.model_dump_json())
+    assert read_again.actor_name == service.actor_name
+    assert service.actor_name.isascii()
+    assert "/" not in service.actor_name
     assert site.service().actor_name != site.service().actor_name
 
 
@@ -332,11 +327,8 @@ async def test_a_lost_service_and_a_bug_make_invalid_samples(
 
     for error in (exceptions.RayActorError(), ZeroDivisionError()):
         lost = await ask(error)
-        assert (lost["invalid"], lost["score"], lost.keys()) == (
-            1.0,
-            0.0,
-            KEYS | {"row_id", "target"},
-        )
+        assert (lost["invalid"], lost["score"]) == (1.0, 0.0)
+        assert lost.keys() == KEYS | {"row_id", "target"}
     assert await ask({"score": 0.5}) == {"score": 0.5, "row_id": "1", "target": "d"}
 
 
@@ -361,43 +353,58 @@ def append(path: Path, *entries: dict[str, Any]) -> None:
 
 
 def test_watch_counts_all_attempts_and_reports_outages_of_this_one(tmp_path: Path):
-    log, said = tmp_path / "samples.jsonl", list[str]()
-    asked = {
+    log = tmp_path / "samples.jsonl"
+    messages: list[str] = []
+    sample = {
         "row_id": "t",
         "rag_cached": False,
         "rag_calls": 1,
         "judge_asked": True,
         "judge_cost_usd": 0.5,
     }
+    dev_sample = {
+        "row_id": "d",
+        "rag_cached": True,
+        "judge_asked": True,
+        "judge_cached": True,
+        "score": 1,
+    }
+    failed_retrieval = {"rag_calls": 3, "rag_failed": 3, "invalid": "y", "failed_by": "rag"}
     began = {"outage": "rag", "state": "began", "seconds": 0.0, "error": "HTTP 503"}
     append(
         log,
-        asked | {"judge_cached": False, "score": 1},
-        asked | {"invalid": "x", "failed_by": "judge"},
+        sample | {"judge_cached": False, "score": 1},
+        sample | {"invalid": "x", "failed_by": "judge"},
+        began,
+        {"outage": "rag", "state": "ended", "seconds": 30.0},
     )
-    append(log, began, {"outage": "rag", "state": "ended", "seconds": 30.0})
-    watch = SampleWatch(log, dev_rows=["d"], say=said.append)
+    watch = SampleWatch(log, dev_rows=["d"], say=messages.append)
     append(
         log,
-        {"row_id": "d", "rag_cached": True, "judge_asked": True, "judge_cached": True, "score": 1},
-    )
-    append(
-        log,
-        asked | {"rag_calls": 3, "rag_failed": 3, "invalid": "y", "failed_by": "rag"},
+        dev_sample,
+        sample | failed_retrieval,
         {"invalid": "no key"},
+        began,
+        {"outage": "rag", "state": "ended", "seconds": 61.2},
+        {"outage": "judge", "state": "given up", "seconds": 600.0},
     )
-    append(log, began, {"outage": "rag", "state": "ended", "seconds": 61.2})
-    append(log, {"outage": "judge", "state": "given up", "seconds": 600.0})
     watch()
-    invalid = {"samples_invalid": 3, "samples_invalid_rag": 1, "samples_invalid_judge": 1}
-    sums = {"rag_outage_s": 91.2, "judge_outage_s": 600.0, "judge_cost_usd": 1.5}
-    assert watch.summary == {"samples": 4, "dev_samples": 1, **invalid, **sums}
+    assert watch.summary == {
+        "samples": 4,
+        "dev_samples": 1,
+        "samples_invalid": 3,
+        "samples_invalid_rag": 1,
+        "samples_invalid_judge": 1,
+        "rag_outage_s": 91.2,
+        "judge_outage_s": 600.0,
+        "judge_cost_usd": 1.5,
+    }
     assert watch.calls == {
         "rag": {"calls": 5, "failed": 3, "cached": 1},
         "judge": {"asked": 4, "cached": 1},
     }
     assert watch.last_invalid == "no key"
-    assert said == [
+    assert messages == [
         "the rag is down, samples wait for it: HTTP 503",
         "the rag is back after 61 s",
         "the judge was still down after 600 s; its samples have no score",
@@ -405,27 +412,25 @@ def test_watch_counts_all_attempts_and_reports_outages_of_this_one(tmp_path: Pat
 
 
 def passages(body: dict[str, Any]) -> Any:
-    """The teacher's rewrite finds `g`, another one what it ends with."""
-    ends = body["rewritten_query"][-1]
-    return 200, recall(("g" if body["rewritten_query"] == rewritten_row().answer else ends, 0.9))
+    """The teacher's rewrite retrieves `g`, another one the document that it ends with."""
+    rewrite = body["rewritten_query"]
+    document = "g" if rewrite == rewritten_row().answer else rewrite[-1]
+    return 200, recall((document, 0.9))
 
 
-async def test_a_served_judges_verdict_on_the_passage_found_may_cap_the_reward_and_none_is_no_score(
+async def test_a_served_judges_verdict_on_the_passage_may_cap_the_reward_and_none_is_no_score(
     site_of: SiteOf,
 ):
     texts = iter([(200, completion("虾青素有，正确")), (200, completion("虾青素无，错误"))])
     site = site_of(passages, lambda _: next(texts, (200, completion("随便"))))
     worker = site.open(reward=Reward(), **VERDICTS)
     scored = await worker.score("虾青素 x")
-    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (
-        5,
-        1,
-        1,
-        0,
-    )
+    assert (scored["judge"], scored["relevant"]) == (5, 1)
+    assert (scored["judge_asked"], scored["invalid"]) == (1, 0)
     assert site.judge.bodies[0]["messages"][-1]["content"] == "虾青素咋吃\n资料：正文x"
     with ledger_in(site.folder) as ledger:
-        assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
+        assert ledger.usage("r", "judge.local").calls == 1
+        assert ledger.usage("r", "judge").calls == 0
     teachers = await worker.score("虾青素 g")
     assert (teachers["judge"], teachers["relevant"], teachers["judge_asked"]) == (0, 0, 1), (
         "it is asked about it too"

@@ -1,5 +1,4 @@
-"""Validation's findings: streamed figures agree with plain arithmetic, and a broken service is
-noticed."""
+"""Validation's findings: streamed figures agree with arithmetic, a broken service is noticed."""
 
 import statistics
 from random import Random
@@ -17,46 +16,53 @@ BASE = Row(id="0", tenant="t", query="它咋吃", answer="虾青素 服用方法
 def row(
     original: float | None, rewritten: float | None, gold: str | None = None, **changes: object
 ) -> Row:
-    """A row with one passage per answer, `g` for the rewrite and `o` for the question; None recalls
-    nothing."""
-    found = {
-        "original_retrieved": Retrieved()
-        if original is None
-        else Retrieved(ids=("o",), scores=(original,)),
-        "answer_retrieved": Retrieved()
-        if rewritten is None
-        else Retrieved(ids=("g",), scores=(rewritten,)),
+    """A row with one passage per answer, `g` for the rewrite and `o` for the question.
+
+    Args:
+        original: the score of the question's passage; None where nothing is recalled.
+        rewritten: the same of the rewrite's passage.
+    """
+    fields = {
+        "original_retrieved": passage("o", original),
+        "answer_retrieved": passage("g", rewritten),
+        "gold_id": gold,
     }
-    return BASE.model_copy(update=found | {"gold_id": gold} | changes)
+    return BASE.model_copy(update=fields | changes)
+
+
+def passage(document_id: str, score: float | None) -> Retrieved:
+    return Retrieved() if score is None else Retrieved(ids=(document_id,), scores=(score,))
 
 
 def findings(*rows: Row) -> RetrievalStatistics:
-    found = RetrievalStatistics()
-    for each in rows:
-        found.add(each)
-    return found
+    statistics = RetrievalStatistics()
+    for row in rows:
+        statistics.add(row)
+    return statistics
 
 
 def test_figures_of_many_rows_agree_with_plain_arithmetic():
     rng = Random(5)
     pairs = [(rng.random(), rng.random() ** 0.5) for _ in range(3000)]
-    found = findings(*(row(a, b, "g" if i % 2 else None) for i, (a, b) in enumerate(pairs)))
-    figures = found.metrics()
-    gains = [b - a for a, b in pairs]
-    rewrites = sorted(b for _, b in pairs)
+    rows = [
+        row(original, rewritten, "g" if number % 2 else None)
+        for number, (original, rewritten) in enumerate(pairs)
+    ]
+    streamed = findings(*rows)
+    figures = streamed.metrics()
+    gains = [rewritten - original for original, rewritten in pairs]
+    originals = sorted(original for original, _ in pairs)
+    rewrites = sorted(rewritten for _, rewritten in pairs)
     assert figures["gain_mean"] == pytest.approx(statistics.mean(gains))
     assert figures["gain_se"] == pytest.approx(statistics.stdev(gains) / len(gains) ** 0.5)
     assert figures["top1_score_mean"] == pytest.approx(statistics.mean(rewrites))
     assert figures["better_share"] == sum(gain > 0 for gain in gains) / 3000
     assert figures["top1_score_p10"] == pytest.approx(rewrites[300], abs=0.01)
     assert figures["top1_score_p50"] == pytest.approx(statistics.median(rewrites), abs=0.01)
-    assert figures["original_top1_score_p90"] == pytest.approx(
-        sorted(a for a, _ in pairs)[2700], abs=0.01
-    )
+    assert figures["original_top1_score_p90"] == pytest.approx(originals[2700], abs=0.01)
     assert (figures["gold_top1"], figures["original_gold_top1"]) == (1.0, 0.0)
-    assert [sum(part["counts"]) for parts in found.histograms().values() for part in parts] == [
-        3000
-    ] * 3
+    counts = [sum(part["counts"]) for parts in streamed.histograms().values() for part in parts]
+    assert counts == [3000] * 3
 
 
 def test_only_rows_that_were_retrieved_for_both_ways_count():
@@ -71,9 +77,8 @@ def test_only_rows_that_were_retrieved_for_both_ways_count():
 
 def same(score: float, noise: float = 0.0) -> Row:
     """A row whose two answers have the same passage."""
-    original, rewritten = (
-        Retrieved(ids=("d",), titles=("t",), scores=(each,)) for each in (score, score + noise)
-    )
+    original = Retrieved(ids=("d",), titles=("t",), scores=(score,))
+    rewritten = Retrieved(ids=("d",), titles=("t",), scores=(score + noise,))
     return BASE.model_copy(update={"original_retrieved": original, "answer_retrieved": rewritten})
 
 
@@ -87,9 +92,8 @@ def test_a_service_that_ignores_rewrites_is_noticed_through_noise():
     findings(*[row(0.5, 0.9)] * 3, *[same(0.5)] * 97).check()
     findings(*[same(0.5, 0.01)] * 20).check()
     findings(*[same(0.5)] * 19).check()
-    findings(
-        *[same(0.5).model_copy(update={"answer": " 它咋吃？"})] * 50
-    ).check()  # the rewrite says the same
+    same_words = same(0.5).model_copy(update={"answer": " 它咋吃？"})
+    findings(*[same_words] * 50).check()
 
 
 def test_labels_need_ids():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -275,6 +275,14 @@ class RetrievalGrader(Grader):
         if use == "passage":
             return self.relevance_messages(row, passage, profile.tenant)
         return self.judge_messages(row, row.query, profile.tenant)
+
+    def with_passage_judge(
+        self, messages: Callable[[Row, str, Tenant], list[Message]], parse: Callable[[str], float]
+    ) -> "RetrievalGrader":
+        # The other judge's model is not asked for structured output.
+        return replace(
+            self, relevance_messages=messages, parse_relevance=parse, relevance_schema=None
+        )
 
     def evaluation_calls(self, arms: int) -> JudgeCalls:  # noqa: ARG002
         """The panel reads all arms' texts in one call."""

@@ -217,6 +217,16 @@ class RuleGrader(Grader):
         longest_answer = "字" * profile.student.max_new_tokens
         return self.messages_about(row, longest_answer, profile.tenant) or []
 
+    def with_passage_judge(
+        self,
+        messages: Callable[[Row, str, Tenant], list[Message]],  # noqa: ARG002
+        parse: Callable[[str], float],  # noqa: ARG002
+    ) -> Grader:
+        raise ConfigError(
+            f"recipe `{self.recipe}`: retrieves no passage that a judge could be asked about; "
+            "leave judge.local out"
+        )
+
     def evaluation_calls(self, arms: int) -> JudgeCalls:
         """The judge reads one text at a time."""
         return JudgeCalls("text", arms)

@@ -170,6 +170,20 @@ class Grader(ABC):
         """A prompt for the judge that is as long as a real one."""
 
     @abstractmethod
+    def with_passage_judge(
+        self, messages: Callable[[Row, str, Tenant], list[Message]], parse: Callable[[str], float]
+    ) -> "Grader":
+        """This grader with another judge in the place of the one that is asked about passages.
+
+        Args:
+            messages: the prompt about a passage that was retrieved for a row.
+            parse: reads the score, 0–5, in that judge's answer.
+
+        Raises:
+            ConfigError: no passage is ever judged.
+        """
+
+    @abstractmethod
     def evaluation_calls(self, arms: int) -> JudgeCalls:
         """The judge's calls about one question of an evaluation with so many arms."""
 

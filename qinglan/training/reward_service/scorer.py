@@ -20,7 +20,6 @@ from qinglan.clients.rag import CallCount, RagClient
 from qinglan.clients.retrieval_cache import RetrievalCache
 from qinglan.config import Tenant
 from qinglan.errors import ConfigError, LedgerError
-from qinglan.grading.by_retrieval import RetrievalGrader
 from qinglan.grading.grade import Grade, Scores
 from qinglan.grading.grader import Grader
 from qinglan.ledger import Ledger, ledger_url
@@ -308,15 +307,8 @@ class Scorer:
 
 def _judged_by(judge: PassageJudge, recipe: Recipe) -> Grader:
     """The recipe's grader with a judge of passages in the place of the model asked about them."""
-    grader = recipe.grader
-    assert isinstance(grader, RetrievalGrader), "no other grader asks about passages"
 
     def messages(row: Row, passage: str, tenant: Tenant) -> list[Message]:
         return judge.verdict_messages(recipe.question_text(row), passage, tenant)
 
-    return replace(
-        grader,
-        relevance_messages=messages,
-        parse_relevance=judge.verdict_score,
-        relevance_schema=None,
-    )
+    return recipe.grader.with_passage_judge(messages, judge.verdict_score)

@@ -1,5 +1,7 @@
-"""Makes the bucket of MLflow's artifacts, unless it is there. Address and keys stand in MLflow's
-own variables."""
+"""Makes the bucket of MLflow's artifacts, unless it is there.
+
+Address and keys stand in MLflow's own variables.
+"""
 
 import os
 import sys
@@ -9,6 +11,7 @@ from botocore.exceptions import ClientError
 
 
 def main(bucket: str) -> None:
+    """Make the bucket of this name."""
     s3 = boto3.client("s3", endpoint_url=os.environ["MLFLOW_S3_ENDPOINT_URL"])
     try:
         s3.head_bucket(Bucket=bucket)

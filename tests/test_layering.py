@@ -1,4 +1,4 @@
-"""What a process loads: the orchestrator no training engine, the command line no Prefect."""
+"""Modules that processes load: the orchestrator no training engine, the command line no Prefect."""
 
 import re
 import subprocess
@@ -15,15 +15,13 @@ FLOWS = ", ".join(
 
 
 def test_only_the_simulators_know_a_certain_recipe():
-    sources = [
-        p for folder in ("qinglan", "tasks", "flows") for p in sorted((ROOT / folder).rglob("*.py"))
-    ]
-    knowing = [
-        p
-        for p in sources
-        if re.search(r"qinglan\.recipes\b.*\bquery_rewrite\b", p.read_text(encoding="utf-8"))
-    ]
-    assert {p.relative_to(ROOT).parts[1] for p in knowing} == {"simulators"}
+    packages: set[str] = set()
+    for folder in ("qinglan", "tasks", "flows"):
+        for path in (ROOT / folder).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            if re.search(r"qinglan\.recipes\b.*\bquery_rewrite\b", source):
+                packages.add(path.relative_to(ROOT).parts[1])
+    assert packages == {"simulators"}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,7 @@ def test_only_the_simulators_know_a_certain_recipe():
 )
 def test_a_process_loads_nothing_that_it_lacks_or_does_not_need(statement: str, absent: list[str]):
     code = f"{statement}; import sys; print(sorted(set(sys.modules) & set({absent})))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip().splitlines()[-1] == "[]"
+    assert process.stdout.strip().splitlines()[-1] == "[]"

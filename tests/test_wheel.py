@@ -17,7 +17,8 @@ SMALL = {"sample_train_rows": 40, "sample_dev_rows": 10, "sample_test_rows": 10}
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # setuptools leaves a build folder in what it builds
+    # A copy, as setuptools leaves a build folder in what it builds.
+    source = folder / "source"
     left_out = shutil.ignore_patterns(
         ".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks"
     )
@@ -43,7 +44,8 @@ def test_it_runs_with_the_lowest_versions_that_it_allows_in_an_empty_folder(
     wheel: Path, tmp_path: Path
 ):
     """The engines are left out: a site installs exactly the versions that are locked."""
-    python, work = tmp_path / "venv" / "bin" / "python", tmp_path / "work"
+    python = tmp_path / "venv" / "bin" / "python"
+    work = tmp_path / "work"
     uv = [sys.executable, "-m", "uv", "--quiet"]
     subprocess.run([*uv, "venv", "--python", sys.executable, tmp_path / "venv"], check=True)
     lowest = ["pip", "install", "--python", python, "--resolution", "lowest-direct", wheel]
@@ -53,16 +55,17 @@ def test_it_runs_with_the_lowest_versions_that_it_allows_in_an_empty_folder(
         (work / name / "__init__.py").write_text(
             "raise ImportError('the working folder was imported')"
         )
-    settings = [
-        word for key, value in SMALL.items() for word in ("--set", f"embedded.{key}={value}")
-    ]
-    done = subprocess.run(
-        [python, "-m", "qinglan.cli", "run", "refresh", "--profile", "embedded", *settings],
+    argv = [python, "-m", "qinglan.cli", "run", "refresh", "--profile", "embedded"]
+    for key, value in SMALL.items():
+        argv += ["--set", f"embedded.{key}={value}"]
+    process = subprocess.run(
+        argv,
         cwd=work,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Report:" in done.stdout and (work / "runs" / "latest" / "report.html").is_file()
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "Report:" in process.stdout
+    assert (work / "runs" / "latest" / "report.html").is_file()

@@ -11,15 +11,16 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
-PARAGRAPHS = re.compile(
-    r"\S.{100,}?(?=\n\s*\n|\Z)|\S.*\Z", re.DOTALL
-)  # of 100 characters: short ones with the next
-WORD = re.compile(
-    r"(?=([一-鿿]{2}))[一-鿿]|[^\W一-鿿]+|(?<![一-鿿])[一-鿿](?![一-鿿])"
-)  # of 鱼油好: 鱼油, 油好
+# Paragraphs of 100 characters and more: a shorter one goes with the next.
+PARAGRAPHS = re.compile(r"\S.{100,}?(?=\n\s*\n|\Z)|\S.*\Z", re.DOTALL)
+# Pairs of Chinese characters, as 鱼油 and 油好 of 鱼油好, and words of other letters.
+WORD = re.compile(r"(?=([一-鿿]{2}))[一-鿿]|[^\W一-鿿]+|(?<![一-鿿])[一-鿿](?![一-鿿])")
+K1 = 1.2
+B = 0.75
 
 
-class SearchRequest(BaseModel):  # tenant_id and kb_name come too; one folder has no use for them
+class SearchRequest(BaseModel):
+    # The tenant_id and kb_name come too; one folder has no use for them.
     query: str = Field(max_length=2000)
     rewritten_query: str | None = Field(None, max_length=500)
     top_k: int = Field(10, ge=1, le=100)
@@ -33,24 +34,28 @@ def words(text: str) -> Counter[str]:
 def bm25(texts: list[str]) -> Callable[[str], list[float]]:
     counts = [words(text) for text in texts]
     mean_length = sum(count.total() for count in counts) / (len(counts) or 1)
-    damping = [
-        1.2 * (0.25 + 0.75 * count.total() / mean_length) for count in counts
-    ]  # k1 = 1.2, b = 0.75
+    damping = [K1 * (1 - B + B * count.total() / mean_length) for count in counts]
 
     def score(text: str) -> list[float]:
-        found, most = [0.0] * len(texts), 0.0
+        sums = [0.0] * len(texts)
+        rarities = 0.0
         for word in words(text):
-            having = {i: count[word] for i, count in enumerate(counts) if word in count}
-            rarity = math.log(1 + (len(texts) - len(having) + 0.5) / (len(having) + 0.5))
-            most += rarity
-            for i, n in having.items():
-                found[i] += rarity * n * 2.2 / (n + damping[i])
-        # BM25 has no upper end, so it is compared with what a passage of mean length gets with each
-        # word once: hits get 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06
-        # of these, and never reaches 1.
-        return [each**3 / (each**3 + (most / 2) ** 3) if each else 0.0 for each in found]
+            places = [place for place, count in enumerate(counts) if word in count]
+            rarity = math.log(1 + (len(texts) - len(places) + 0.5) / (len(places) + 0.5))
+            rarities += rarity
+            for place in places:
+                times = counts[place][word]
+                sums[place] += rarity * times * (K1 + 1) / (times + damping[place])
+        return [below_one(passage_sum, rarities) for passage_sum in sums]
 
     return score
+
+
+def below_one(bm25_sum: float, rarities: float) -> float:
+    # BM25 has no upper end, so it is compared with what a passage of mean length gets with each
+    # word once: hits get 0.7 of that and more, misses some 0.2. The curve makes 0.73 and 0.06 of
+    # these, and never reaches 1.
+    return bm25_sum**3 / (bm25_sum**3 + (rarities / 2) ** 3) if bm25_sum else 0.0
 
 
 def cosine(texts: list[str], model_name: str) -> Callable[[str], list[float]]:
@@ -64,30 +69,25 @@ def cosine(texts: list[str], model_name: str) -> Callable[[str], list[float]]:
 
 
 def create_app(folder: Path, model_name: str | None = None) -> FastAPI:
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".txt", ".md")]
-    parts = [
-        (file, part)
-        for file in files
-        for part in PARAGRAPHS.findall(file.read_text("utf-8", "replace"))
-    ]
-    passages = [
-        {"id": str(file.relative_to(folder)), "title": file.stem, "content": part}
-        for file, part in parts
-    ]
-    texts = [f"{file.stem}\n{part}" for file, part in parts]
-    score, app = cosine(texts, model_name) if model_name else bm25(texts), FastAPI()
+    passages = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".txt", ".md"):
+            name = {"id": str(path.relative_to(folder)), "title": path.stem}
+            for part in PARAGRAPHS.findall(path.read_text("utf-8", "replace")):
+                passages.append({**name, "content": part})
+    texts = [f"{passage['title']}\n{passage['content']}" for passage in passages]
+    score = cosine(texts, model_name) if model_name else bm25(texts)
+    app = FastAPI()
 
     @app.post("/search")
     def search(request: SearchRequest) -> dict[str, object]:
-        scored = zip(score(request.rewritten_query or request.query), passages, strict=True)
-        best = sorted(scored, key=lambda pair: -pair[0])[: request.top_k]
-        return {
-            "data": {
-                "recall": [
-                    p | {"reranker_score": n} for n, p in best if n and n >= request.score_threshold
-                ]
-            }
-        }
+        scores = score(request.rewritten_query or request.query)
+        best_first = sorted(zip(scores, passages, strict=True), key=lambda pair: -pair[0])
+        recall = []
+        for passage_score, passage in best_first[: request.top_k]:
+            if passage_score and passage_score >= request.score_threshold:
+                recall.append({**passage, "reranker_score": passage_score})
+        return {"data": {"recall": recall}}
 
     return app
 
@@ -95,11 +95,8 @@ def create_app(folder: Path, model_name: str | None = None) -> FastAPI:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "model",
-        nargs="?",
-        help="rank by its cosine similarity, with sentence-transformers, not BM25",
-    )
+    similarity = "rank by its cosine similarity, with sentence-transformers, not BM25"
+    parser.add_argument("model", nargs="?", help=similarity)
     parser.add_argument("--port", type=int, default=7861, help="of http://127.0.0.1:PORT/search")
-    given = parser.parse_args()
-    uvicorn.run(create_app(given.folder, given.model), port=given.port)
+    options = parser.parse_args()
+    uvicorn.run(create_app(options.folder, options.model), port=options.port)

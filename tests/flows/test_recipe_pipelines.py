@@ -56,7 +56,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 def test_rl_is_asked_by_pools_and_students_are_compared_on_the_recipes_metrics(medical: Site):
     records = parquet.read_table(medical.run_directory / "dataset" / "rl_train.parquet").to_pylist()
-    pools = [Row.model_validate_json(each["extra_info"]["row"]).pool for each in records]
+    pools = [Row.model_validate_json(record["extra_info"]["row"]).pool for record in records]
     assert pools.count("red_team") / len(pools) == pytest.approx(0.6, abs=0.02)
     assert pools.count("gold") / len(pools) == pytest.approx(0.1, abs=0.02)
     assert list(medical.report()["arms"]) == ["base", "sft", "rl"]
@@ -74,9 +74,8 @@ def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(me
     lines = list(JsonlTail(medical.run_directory / "rl" / "samples.jsonl").new())
     validated = [line for line in lines if line["row_id"] in dev][: len(dev)]
     steps = read_metrics(medical.run_directory / "rl")
-    first = [line for line in lines if line["row_id"] not in dev][
-        : int(steps[1]["reward_extra/samples"])
-    ]
+    trained = [line for line in lines if line["row_id"] not in dev]
+    first = trained[: int(steps[1]["reward_extra/samples"])]
 
     def mean(part: str, samples: list[dict[str, Any]]) -> float:
         return fmean(line[part] for line in samples if part in line)
@@ -86,7 +85,7 @@ def test_a_steps_figures_are_means_over_the_logged_samples_that_have_the_part(me
         assert steps[1][f"reward_extra/{part}/mean"] == pytest.approx(mean(part, first), abs=1e-6)
     assert steps[1]["critic/score/mean"] == pytest.approx(mean("score", first), abs=1e-6)
     assert steps[0][DEV_VALUE] == pytest.approx(mean("red_team_pass", validated))
-    assert not any("rag" in name for name in (*first[0], *steps[1]))
+    assert [name for name in (*first[0], *steps[1]) if "rag" in name] == []
 
 
 def test_every_arm_has_the_recipes_metrics_and_every_step_the_parts_of_the_reward(judged: Site):
@@ -96,37 +95,29 @@ def test_every_arm_has_the_recipes_metrics_and_every_step_the_parts_of_the_rewar
     assert 0.6 < judged.report()["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, (
         "it overlooks what was made up"
     )
-    lines = (
-        (judged.run_directory / "rl" / "metrics.1.jsonl").read_text(encoding="utf-8").splitlines()
-    )
-    steps = [json.loads(line)["data"] for line in lines]
-    for part in RECIPE.grader.weights:
-        assert any(f"reward_extra/{part}/mean" in step for step in steps)
+    metrics = judged.run_directory / "rl" / "metrics.1.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    logged: set[str] = set()
+    for line in lines:
+        logged.update(json.loads(line)["data"])
+    assert {f"reward_extra/{part}/mean" for part in RECIPE.grader.weights} <= logged
 
 
 def test_weak_and_strong_model_were_both_asked_and_paid(judged: Site):
-    rows = [
-        row
-        for row in read_jsonl(judged.run_directory / "ingest" / "rows.jsonl", Row)
-        if row.status == "ok"
-    ]
+    ingested = read_jsonl(judged.run_directory / "ingest" / "rows.jsonl", Row)
+    rows = [row for row in ingested if row.status == "ok"]
+    without_answer = [row for row in rows if "candidate" not in row.inputs]
     api = judged.report()["api"]
-    assert (
-        0
-        < api["answerer"]["calls"]
-        == sum("candidate" not in row.inputs for row in rows)
-        < len(rows)
-    )
+    assert api["answerer"]["calls"] == len(without_answer)
+    assert 0 < len(without_answer) < len(rows)
     assert (api["teacher"]["calls"], api["judge"]["calls"]) == (len(rows), 0)
 
 
 def test_agreement_robustness_and_certainty_are_reported(judged: Site):
-    titles = [one["title"][0].split()[0] for one in judged.report()["findings"]]
+    findings = judged.report()["findings"]
+    titles = [finding["title"][0].split()[0] for finding in findings]
     assert titles == ["Agreement", "Robustness:", "Certainty:", "Targets"]
-    page = judged.report()["findings"][1]
-    assert all(len(row["values"]) == len(page["columns"]) for row in page["rows"])
-    assert {row["label"][0].split(":")[0] for row in page["rows"]} == {
-        "base model",
-        "SFT student",
-        "RL student",
-    }
+    robustness = findings[1]
+    assert {len(row["values"]) for row in robustness["rows"]} == {len(robustness["columns"])}
+    students = {row["label"][0].split(":")[0] for row in robustness["rows"]}
+    assert students == {"base model", "SFT student", "RL student"}

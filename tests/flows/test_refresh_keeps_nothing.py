@@ -1,5 +1,4 @@
-"""A refresh of which no row may teach still reports what it found, and says which setting to
-change."""
+"""A refresh of which no row may teach still writes its report, and says which setting to change."""
 
 import re
 import subprocess
@@ -23,15 +22,16 @@ SMALL = {
 
 
 def low_scores(body: dict[str, Any]) -> tuple[int, Any]:
-    """Of a reranker whose best is 0.5, below the default of select.min_top1_score."""
+    """The answer of a reranker whose best is 0.5, below the default of select.min_top1_score."""
     text = body.get("rewritten_query") or body["query"]
     best = 0.2 + zlib.crc32(text.encode()) % 300 / 1000
-    first = text.split()[0]  # of a rewrite the product, whose documents are named `PRODUCT-INTENT`
-    names = [f"{first}-store", text, f"{text}2"]
-    found = [
-        {"id": id_, "content": id_, "reranker_score": best - n / 20} for n, id_ in enumerate(names)
+    # A rewrite begins with the product, whose documents are named `PRODUCT-INTENT`.
+    product = text.split()[0]
+    hits = [
+        {"id": name, "content": name, "reranker_score": best - place / 20}
+        for place, name in enumerate([f"{product}-store", text, f"{text}2"])
     ]
-    return 200, {"data": {"recall": found}}
+    return 200, {"data": {"recall": hits}}
 
 
 def refresh(site: Site, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -45,29 +45,26 @@ def test_it_reports_names_one_setting_and_with_that_one_pays_nothing(
     tmp_path: Path, serve: Serve
 ) -> None:
     site = Site(tmp_path, settings=SMALL | {"rag.url": serve(low_scores).url})
-    done = refresh(site)
-    assert done.returncode == 2, done.stderr
-    assert site.found("runs/*/report.html"), done.stderr
+    first = refresh(site)
+    assert first.returncode == 2, first.stderr
+    assert site.found("runs/*/report.html"), first.stderr
     report = site.report()
-    assert [stage["name"] for stage in report["stages"]] == [
-        "ingest",
-        "distill",
-        "validate",
-        "select",
-    ]
-    assert (
-        list(report["arms"]) == ["original", "teacher"] and "top1_score" in report["distributions"]
-    )
+    stages = [stage["name"] for stage in report["stages"]]
+    assert stages == ["ingest", "distill", "validate", "select"]
+    assert list(report["arms"]) == ["original", "teacher"]
+    assert "top1_score" in report["distributions"]
     assert len(report["examples"]) == 10
     assert len(report["findings"]) == 2
-    assert f"Report: {site.run_directory / 'report.html'}" in done.stdout
-    assert "would keep" in done.stdout and "below_threshold" in done.stdout
-    last = done.stderr.strip().splitlines()[-1]
-    (setting,) = re.findall(r"--set (select\.min_top1_score=[\d.]+)", last)
-    assert last.startswith("error: ")
-    shown = run_qinglan(site.root, "show", "latest", "--set", f"paths.runs={site.root / 'runs'}")
-    assert shown.returncode == 2 and f"ended early: {last.removeprefix('error: ')}" in shown.stderr
-    paid = site.paid("teacher"), site.paid("judge")
+    assert f"Report: {site.run_directory / 'report.html'}" in first.stdout
+    assert "would keep" in first.stdout
+    assert "below_threshold" in first.stdout
+    last_line = first.stderr.strip().splitlines()[-1]
+    (setting,) = re.findall(r"--set (select\.min_top1_score=[\d.]+)", last_line)
+    assert last_line.startswith("error: ")
+    show = run_qinglan(site.root, "show", "latest", "--set", f"paths.runs={site.root / 'runs'}")
+    assert show.returncode == 2
+    assert f"ended early: {last_line.removeprefix('error: ')}" in show.stderr
+    paid = (site.paid("teacher"), site.paid("judge"))
     again = refresh(site, "--set", setting)
     assert again.returncode == 0, again.stderr
     assert site.report()["stages"][-1]["name"] == "publish"

@@ -14,10 +14,8 @@ from qinglan.evaluation.models import Report
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.registry.approval import Waiting
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]  # MLflow's use of SQLAlchemy
+# The warnings are about MLflow's use of SQLAlchemy.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture
@@ -38,7 +36,10 @@ def asked_in(site: Site, flow: "subprocess.Popen[str]") -> Path:
 
 
 def believe_crashed(waiting: Waiting | None) -> None:
-    """As where no heartbeat came through for a while: the process is running, and asks again."""
+    """Tell the server that the run crashed, while its process is running, and asks again.
+
+    So it is where no heartbeat came through for a while.
+    """
     assert waiting
     path = f"flow_runs/{waiting.flow_run_id}"
     with RetryingClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
@@ -70,29 +71,25 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
     assert "approved by 李雷" in text
     assert "version 1 (champion)" in text
     report = Report.read(waiting.parents[1] / "report.json")
-    assert report.decision and report.decision.verdict == "promote"
-    assert report.released and (report.released.version, report.released.aliases) == (
-        "1",
-        ["champion"],
-    )
+    assert report.decision
+    assert report.decision.verdict == "promote"
+    assert report.released
+    assert (report.released.version, report.released.aliases) == ("1", ["champion"])
 
     second = site.evaluated_run("second")
     site.qinglan("run", "release", "--from", second.id, "--set", "gate.approval=none")
-    assert site.registry.aliases() == {
-        "champion": "1"
-    }  # it was not compared with the champion, which came later
+    # It was not compared with the champion, which came later.
+    assert site.registry.aliases() == {"champion": "1"}
     decision = Report.read(site.profile.paths.runs / "latest" / "report.json").decision
-    assert decision and decision.verdict == "undecided"
-    unknown = {
-        rule.name: rule.reason
-        for rule in decision.rules
-        if rule.outcome == "unknown" and rule.reason
-    }
-    assert "was not evaluated in this run" in unknown["gain_vs_champion"].render()
+    assert decision
+    assert decision.verdict == "undecided"
+    (rule,) = [rule for rule in decision.rules if rule.name == "gain_vs_champion"]
+    assert rule.outcome == "unknown"
+    assert rule.reason
+    assert "was not evaluated in this run" in rule.reason.render()
     site.qinglan("release", "promote", "2", "--force", "--reason", "tried by hand")
-    assert "champion 1, previous 2" in site.qinglan(
-        "release", "rollback", "--reason", "it was slow"
-    )
+    rollback = site.qinglan("release", "rollback", "--reason", "it was slow")
+    assert "champion 1, previous 2" in rollback
     lineage = site.qinglan("lineage", "champion", "--worst", "1")
     assert f"mean over {ROWS} of {ROWS} rows: the same" in lineage
 
@@ -129,14 +126,9 @@ def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_la
     )
     assert "Undecided about the RL student" in text
     with closing(sqlite3.connect(next(site.profile.paths.state.rglob("prefect.db")))) as database:
-        states = [
-            name
-            for (name,) in database.execute("SELECT name FROM flow_run_state ORDER BY timestamp")
-        ]
-    assert states[-3:] == [
-        "Paused",
-        "Running",
-        "Completed",
-    ]  # never Failed, of which people would be told
+        query = "SELECT name FROM flow_run_state ORDER BY timestamp"
+        states = [name for (name,) in database.execute(query)]
+    # Never Failed, of which people would be told.
+    assert states[-3:] == ["Paused", "Running", "Completed"]
     assert site.registry.aliases() == {}
     assert "champion 1" in site.qinglan("release", "approve", "latest", "--reviewer", "李雷")

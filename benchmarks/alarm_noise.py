@@ -17,6 +17,7 @@ from qinglan.training.alarms import REWARD, AlarmWatch, part_mean
 RUNS = 1000
 LENGTHS = (60, 200)
 SIGNIFICANCES = (4.0, 5.0)
+# Standard deviations over the steps of the embedded profile.
 REWARD_NOISE = 0.035
 GOLD_NOISE = 0.04
 RISE = 0.3
@@ -55,6 +56,7 @@ def has_false_alarm(name: str, steps: int, significance: float, seed: int) -> bo
 
 def false_alarm_rate(name: str, steps: int, significance: float) -> float:
     """Share of runs with this alarm."""
+    # The same seeds for every column: they differ by length and significance alone.
     alarms = sum(has_false_alarm(name, steps, significance, seed) for seed in range(RUNS))
     return alarms / RUNS
 

@@ -66,6 +66,7 @@ def table(runs: dict[int, Figures]) -> list[str]:
     lines = [
         f"\n| | {' | '.join(METRICS)} | κ with the strong judge | wall, s |",
         "| --- |" + " ---: |" * 5,
+        # All runs have the stages before RL in common, so that the first one tells of these arms.
         table_line(first, "teacher", "strong judge"),
         table_line(first, "base", "base"),
         table_line(first, "sft", "SFT-CoT"),

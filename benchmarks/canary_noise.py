@@ -106,10 +106,12 @@ def traffic(domain: Domain, seed: int) -> Iterator[CanaryCounts]:
         to_challenger, fails = fates[question]
         arm = counts.challenger if to_challenger else counts.champion
         slower = domain.slower if to_challenger else 1.0
+        # A median of 100 ms.
         latency_ms = rng.lognormvariate(4.6, SPREAD) * slower
         is_first = arm.add(str(question), fallback=fails, latency_ms=latency_ms)
         if is_first and rng.random() < CONFIG.compare_share:
             difference = rng.gauss(domain.retrieval, RETRIEVAL_NOISE)
+            # Scores lie between 0 and 1, so that two of them differ by 1 at most.
             counts.retrieval.add(max(-1.0, min(1.0, difference)))
         if number % LOOK_EVERY == 0:
             yield counts

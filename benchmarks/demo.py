@@ -58,10 +58,9 @@ def run(site: Path) -> dict[str, Any]:
         sys.exit("error: the run failed; see above")
     wall_s = time.monotonic() - start
     report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
-    stages = {
-        stage["name"]: 0.0 if stage["reused_from"] else stage["seconds"]
-        for stage in report["stages"]
-    }
+    stages: dict[str, float] = {}
+    for stage in report["stages"]:
+        stages[stage["name"]] = 0.0 if stage["reused_from"] else stage["seconds"]
     return {
         "wall_s": wall_s,
         "stages": stages,
@@ -80,6 +79,7 @@ class PeakMemory:
     def __init__(self, pid: int) -> None:
         self.gib = 0.0
         self._pid = pid
+        # A daemon: it must not keep the benchmark alive where the run fails.
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -98,6 +98,7 @@ class PeakMemory:
 
 def _pss(process: psutil.Process) -> int:
     try:
+        # Pages that processes share count in part with each, so that the sum counts them once.
         return int(process.memory_full_info().pss)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0

@@ -192,6 +192,8 @@ def run(job: Job, *, one_thread: bool = False) -> Figures:
             "paths.runs": site / "runs",
             "paths.state": site / "state",
         }
+        # Several runs at a time share the cores: more threads than cores would slow all of them
+        # down.
         if one_thread:
             settings["trainer.threads"] = 1
         words = with_set(f"{key}={value}" for key, value in settings.items())

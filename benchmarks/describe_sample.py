@@ -61,6 +61,7 @@ def describe(
 ) -> SampleFigures:
     """Measure a sample with the teacher that `seed` makes."""
     rewrites = {row: rewrite(_prompt(row), seed) for row in rows}
+    # Queries repeat between the figures, and a search takes most of the time.
     measure = _Measure(Retriever(documents), rewrites)
     train = [row for row in rows if row.split == "train"]
     test = [row for row in rows if row.split == "test"]
@@ -83,16 +84,10 @@ def describe(
             "share selected": round(len(selected) / len(train), 3),
             "share profile decides": round(sum(map(_profile_decides, rows)) / len(rows), 3),
         },
-        teacher_top1_by_intent={
-            intent: measure.teacher_top1(row for row in test if row.intent == intent)
-            for intent in INTENTS
-        },
+        teacher_top1_by_intent=measure.teacher_top1_by_intent(test),
         selected_with_kb_wording=_kb_wordings(selected, rewrites),
         quality=measure.qualities(),
-        quality_of_titles={
-            intent: measure.mean_quality(title(product, intent) for product in PRODUCTS)
-            for intent in INTENTS
-        },
+        quality_of_titles=measure.qualities_of_titles(),
         judge=_judge_means(test, rewrites),
     )
 
@@ -125,9 +120,23 @@ class _Measure:
     def teacher_top1(self, rows: Iterable[RewriteSampleRow]) -> float:
         return self.top1((row, self._rewrites[row]) for row in rows)
 
+    def teacher_top1_by_intent(self, rows: Iterable[RewriteSampleRow]) -> dict[str, float]:
+        by_intent: dict[str, list[RewriteSampleRow]] = {intent: [] for intent in INTENTS}
+        for row in rows:
+            by_intent[row.intent].append(row)
+        return {intent: self.teacher_top1(its_rows) for intent, its_rows in by_intent.items()}
+
     def mean_quality(self, queries: Iterable[str]) -> float:
         values = [self.retrieve(query).quality for query in queries]
         return round(sum(values) / len(values), 3)
+
+    def qualities_of_titles(self) -> dict[str, float]:
+        """Mean rq of a title over all products, by intent."""
+        qualities: dict[str, float] = {}
+        for intent in INTENTS:
+            titles = [title(product, intent) for product in PRODUCTS]
+            qualities[intent] = self.mean_quality(titles)
+        return qualities
 
     def qualities(self) -> dict[str, float]:
         """Mean rq over the mismatched pairs, for what a policy might write."""

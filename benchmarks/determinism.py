@@ -84,5 +84,6 @@ def kill_after_checkpoint(process: "subprocess.Popen[bytes]", checkpoints: Path)
 
 
 if __name__ == "__main__":
+    # The engines that the runs start must not report their usage.
     os.environ.setdefault("DO_NOT_TRACK", "true")
     main()

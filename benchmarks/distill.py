@@ -66,6 +66,7 @@ class Bench:
     def reset(self, fault_share: float = 0.0) -> None:
         """Count anew from here."""
         settings = {"latency_s": LATENCY_S, "fault_share": fault_share, "seed": 1}
+        # A proxy of the user's has no business between the benchmark and its own server.
         httpx2.post(f"{self.url}/reset", json=settings, trust_env=False).raise_for_status()
 
     def stats(self) -> Figures:
@@ -114,11 +115,13 @@ def measure_ours(
     first = run_ours(bench, "first", book, "main")
     grown_book = write_workbook(bench.folder / "grown.csv", rows + new_rows)
     timeout = f"teacher.timeout_s={TIMEOUT_S}"
+    # A site of its own: the ledger of the first run would answer everything.
     faults = run_ours(bench, "faults", book, "faults", timeout, fault_share=FAULT_SHARE)
     rerun = run_ours(bench, "rerun", book, "main")
     recomputed = run_ours(bench, "recomputed", book, "main", fresh=True)
     grown = run_ours(bench, "new-rows", grown_book, "main")
     grown["new"] = len(new_rows)
+    # A site of its own, for the same reason.
     budget = run_ours(bench, "budget", book, "budget", f"budget.per_run_usd={BUDGET_USD}")
     scenarios = {
         "fault-free": first,

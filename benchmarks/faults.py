@@ -31,6 +31,7 @@ from contextlib import closing
 from datetime import date
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -161,6 +162,7 @@ def outcomes_of(trials: Sequence[Trial], seed: int, seconds: float, jobs: int) -
     Processes of their own make several trials at a time.
     """
     parts = parts_of(trials)
+    # A forked process has the trials already, which hold functions that can't be pickled.
     context = multiprocessing.get_context("fork")
     waiting, ready = context.SimpleQueue(), context.SimpleQueue()
     with (
@@ -218,6 +220,7 @@ def work_off(
 ) -> None:
     """Make the trials of one part after the other, until none waits."""
     folder.mkdir()
+    # The first process ends this one by SIGTERM, which must clean up as Ctrl-C does.
     with stop_signals(), closing(Workplace(folder, seconds)) as work:
         for part in iter(waiting.get, None):
             for line, number in parts[part]:
@@ -250,11 +253,16 @@ def write(outcomes: list[Outcome]) -> None:
     cases, within = injection.count()
     result = {
         "trials": len(outcomes),
-        **{name: sum(outcome[name] for outcome in outcomes) for name in COUNTS},
+        **totals(outcomes),
         "injections": {"tried": cases, "within": within},
         "rows": outcomes,
     }
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Each count over all trials."""
+    return {name: sum(map(itemgetter(name), outcomes)) for name in COUNTS}
 
 
 def line_of(outcome: Outcome) -> str:
@@ -281,8 +289,8 @@ def table(outcomes: list[Outcome]) -> Iterator[str]:
             worst = min(trials, key=lambda outcome: outcome["ok"])["seen"].splitlines()[0]
             counts = f"{len(trials)} | {sum(outcome['ok'] for outcome in trials)}"
             yield f"| {line.component} | {line.fault} | {line.expected} | {counts} | {worst} |"
-    totals = [f"{name} {sum(outcome[name] for outcome in outcomes)}" for name in COUNTS]
-    yield f"\n{', '.join(totals)}, {len(outcomes)} trials"
+    counts = [f"{name} {total}" for name, total in totals(outcomes).items()]
+    yield f"\n{', '.join(counts)}, {len(outcomes)} trials"
     commits = Counter(outcome["commit"] for outcome in outcomes)
     yield ", ".join(f"{count} at {commit}" for commit, count in commits.items())
 

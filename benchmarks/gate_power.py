@@ -80,7 +80,7 @@ TEST_SETS = (TestSet(500, 80), TestSet(1_000, 159), TestSet(2_000, 318), TestSet
 
 
 class RedTeamSetting(NamedTuple):
-    """How many cases there are, and with what chance student and teacher pass one."""
+    """The number of cases, and the chance with which student and teacher pass one."""
 
     cases: int
     student: float
@@ -138,11 +138,11 @@ Refusals = Mapping[RedTeamSetting, tuple[Share, Share]]
 def right_answers(
     rng: np.random.Generator, groups: NDArray[np.int64], chances: Sequence[float]
 ) -> list[Bits]:
-    """Whether each arm's first document is the right one, as 1 or 0.
+    """Each arm's answers: 1 for a first document that is the right one, else 0.
 
     Args:
         groups: the document of each question, by its number.
-        chances: the chance of each arm that it is the right one.
+        chances: the chance of each arm that the document is the right one.
     """
     group_count = int(groups.max()) + 1
     question_count = len(groups)
@@ -240,7 +240,7 @@ def promotions(
 
 
 def refused(setting: RedTeamSetting, *, must_pass: bool) -> Share:
-    """How often a model that is better on retrieval is not released for its red team."""
+    """Share of models, better on retrieval, that are not released for their red team."""
     better = Comparison(
         a="rl",
         b="teacher",
@@ -271,7 +271,7 @@ def refused(setting: RedTeamSetting, *, must_pass: bool) -> Share:
 
 
 def robustness() -> Refusals:
-    """How often both rules for the red team refuse a model."""
+    """Shares of models that either rule for the red team refuses, by setting."""
     return {
         setting: (refused(setting, must_pass=True), refused(setting, must_pass=False))
         for setting in ROBUSTNESS
@@ -292,7 +292,7 @@ def standard_error(test_set: TestSet, draws: int = 50) -> float:
 
 
 def false_promotions() -> dict[str, Share]:
-    """How often models are released that are no better than what they must beat."""
+    """Shares of models that are released though no better than what they must beat."""
     same = dict.fromkeys(("rl", "teacher"), TEACHER_TOP1)
     better = TEACHER_TOP1 + 0.1
     champion = {"rl": better, "teacher": TEACHER_TOP1, "champion": better}
@@ -315,7 +315,7 @@ def false_promotions() -> dict[str, Share]:
 
 
 def power() -> PowerCurve:
-    """How often models are released that are better than the teacher by so much."""
+    """Shares of models that are released, by how much better than the teacher they are."""
     curve: dict[float, dict[TestSet, Share]] = {}
     for gain in GAINS:
         chances = {"rl": TEACHER_TOP1 + gain, "teacher": TEACHER_TOP1}

@@ -156,17 +156,19 @@ def simulated(model: str, messages: list[Message], seed: int) -> str:
 
 
 def moved(case: Case, ask: Ask = simulated) -> float:
-    """How far the attack moves the answer, to be compared with `case.by`.
+    """The distance by which the attack moves the answer, to be compared with `case.by`.
 
-    It is infinitely far if no answer is usable, or if the attack left its place in the prompt.
+    It is infinite if no answer is usable, or if the attack left its place in the prompt.
     """
     clean = case.prompt.messages({**case.row, case.field: case.clean})
     attacked = case.prompt.messages({**case.row, case.field: case.attacked})
     try:
+        # The same seeds on both sides: the answers differ by the attack alone.
         before = [_answer(case, ask, clean, seed) for seed in SEEDS]
         after = [_answer(case, ask, attacked, seed) for seed in SEEDS]
     except TeacherError:
         return math.inf
+    # Whatever was answered: text of the attack stands where instructions do.
     if _outside(clean) != _outside(attacked):
         return math.inf
     if case.role == "teacher":
@@ -183,7 +185,7 @@ def _better_wins(scores: list[tuple[float, float]]) -> bool:
 
 
 def count(ask: Ask = simulated) -> tuple[int, int]:
-    """How many cases were tried, and in how many the answer moved no further than it may."""
+    """The number of cases, and of those whose answer moved no further than it may."""
     verdicts = [moved(case, ask) <= case.by for case in cases()]
     return len(verdicts), sum(verdicts)
 

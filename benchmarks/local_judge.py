@@ -62,19 +62,20 @@ def measure(site: Path, seed: int, settings: Sequence[str]) -> SeedRun:
     qinglan(site, "dataset", "judge-pairs", paid.name, "--out", str(workbook))
     judge = pipeline(site, "passage_judge", seed, f"data.workbook={workbook}", *settings)
     released = stage_of(judge, "register").details["released"]
+    # Its gate may refuse it; the next run asks the champion all the same.
     if "champion" not in released["aliases"]:
         version = ("promote", released["version"], "--force", "--reason", "benchmark")
         qinglan(site, "release", *version, "--profile", "passage_judge")
     own = pipeline(site, "embedded_local_judge", seed, *settings)
-    known: Figures = {
+    fields: Figures = {
         "seed": seed,
         "settings": (),
         "sources": "",
         "wall_s": 0.0,
         "own_ledger": True,
     }
-    with_judge, groups = result_of_run(paid, experiment="judge", **known)
-    with_own_judge, _ = result_of_run(own, experiment="local judge", **known)
+    with_judge, groups = result_of_run(paid, experiment="judge", **fields)
+    with_own_judge, _ = result_of_run(own, experiment="local judge", **fields)
     report = json.loads((judge / "report.json").read_text(encoding="utf-8"))
     figures = {
         "seed": seed,

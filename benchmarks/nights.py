@@ -104,6 +104,8 @@ def main() -> None:
             site.start()
             try:
                 for number in range(1, NIGHTS + 1):
+                    # The last night is quiet, so that the site is looked at when all should be
+                    # over.
                     fault = QUIET if number == NIGHTS else FAULTS[(number - 1) % len(FAULTS)]
                     nights.append(live_through(site, number, fault))
                     print(line_of(nights[-1]), flush=True)

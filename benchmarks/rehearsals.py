@@ -110,6 +110,7 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> Figures:
         settings = [*settings, f"paths.runs={folder}/runs", f"paths.state={state}"]
         run(name, "refresh", [*settings, f"data.limit={TRIAL_ROWS}"])
         profile = load_profile(name + ENDING, settings)
+        # The trial's ledger tells the forecast how many tokens a call takes.
         with site_ledger(profile) as ledger:
             with questions_of(profile) as rows:
                 counts = count_questions(profile, rows, ledger)
@@ -124,9 +125,9 @@ def rehearse(name: str, base_models: str, settings: list[str]) -> Figures:
     assert report.decision
     is_undecided = any("undecided" in warning for warning in warnings)
     stages = {stage.name: stage for stage in report.stages}
-    used = (report.api.teacher, report.api.answerer, report.api.judge)
-    paid = sum(role.calls for role in used)
-    from_ledger = sum(role.cached for role in used)
+    roles = (report.api.teacher, report.api.answerer, report.api.judge)
+    paid = sum(role.calls for role in roles)
+    from_ledger = sum(role.cached for role in roles)
     expected_calls = sum(part.questions for part in parts)
     expected_usd = sum(part.expected_usd for part in parts)
     spent_usd = calls.cost_usd.sum()

@@ -144,6 +144,7 @@ class Alternation:
             for entry in self._tail.new():
                 if entry["step"] > WARM_UP_STEPS:
                     self.steps[self._rag.latency_s].append(entry["data"])
+                # Odd and even steps take turns, so that both kinds meet the same machine.
                 self._rag.latency_s = 0.0 if entry["step"] % 2 else LATENCY_S
 
 
@@ -265,6 +266,7 @@ def reward_service(folder: Path, rag_url: str) -> RewardService:
         rag_url=rag_url,
         retrieval_scope="benchmark",
         judge=Endpoint(model="none"),
+        # Nobody listens there, so that a request to the judge would fail the run.
         judge_url="http://127.0.0.1:9/v1",
         judge_price=Price(input_per_million_usd=0, output_per_million_usd=0),
         judge_key_salt="",

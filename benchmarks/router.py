@@ -120,11 +120,13 @@ async def be_the_load(url: str, rate: float, seconds: float, give_up_s: float) -
     """Send requests at a constant rate; the answers in the order of the requests."""
     rng = random.Random(1)
     bodies = [request_body(rng) for _ in range(round(rate * seconds))]
+    # Without a limit: a request must not wait for the answer to another one.
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=give_up_s)
     ) as session:
         print(STARTED, flush=True)
+        # The first request must not be late already.
         start = time.perf_counter() + 0.1
         tasks = []
         for number, body in enumerate(bodies):
@@ -162,6 +164,7 @@ async def ask(
         pass
     return Answer(
         due_s=due - start,
+        # From when it was due: a load that falls behind must not hide what waits.
         latency_ms=1000 * (time.perf_counter() - due),
         status=status,
         source=headers.get("x-qinglan-source", ""),
@@ -216,6 +219,7 @@ def one_round(folder: Path) -> Figures:
     with ExitStack() as stack:
         model = stack.enter_context(Stub())
         router, _ = stack.enter_context(routed(folder, Routes(champion=model.backend("1"))))
+        # First requests open connections and load code.
         run_load(model.url, seconds=WARM_UP_S)
         run_load(router, seconds=WARM_UP_S)
         direct = percentiles(run_load(model.url))
@@ -320,7 +324,7 @@ def run_load(
     return [Answer(*values) for values in json.loads(output)]
 
 
-def kill_and_start_again(model: Stub, _other: Stub, _path: Path) -> None:
+def kill_and_start_again(model: Stub, _new_model: Stub, _path: Path) -> None:
     """Kill the model for the second quarter of the time."""
     time.sleep(SECONDS / 4)
     model.signal(signal.SIGKILL)
@@ -328,7 +332,7 @@ def kill_and_start_again(model: Stub, _other: Stub, _path: Path) -> None:
     model.again()
 
 
-def hang(model: Stub, _other: Stub, _path: Path) -> None:
+def hang(model: Stub, _new_model: Stub, _path: Path) -> None:
     """Have the model accept, and never answer, for the second quarter of the time."""
     time.sleep(SECONDS / 4)
     model.signal(signal.SIGSTOP)
@@ -336,10 +340,10 @@ def hang(model: Stub, _other: Stub, _path: Path) -> None:
     model.signal(signal.SIGCONT)
 
 
-def swap(model: Stub, other: Stub, path: Path) -> None:
+def swap(model: Stub, new_model: Stub, path: Path) -> None:
     """Name another champion in the middle; the old one goes a second later."""
     time.sleep(SECONDS / 2)
-    Routes(champion=other.backend("2")).write(path)
+    Routes(champion=new_model.backend("2")).write(path)
     time.sleep(1.0)
     model.signal(signal.SIGTERM)
 
@@ -355,10 +359,10 @@ def scenario(folder: Path, name: str) -> Figures:
     """A load through the router while something happens."""
     with ExitStack() as stack:
         model = stack.enter_context(Stub())
-        other = stack.enter_context(Stub())
+        new_model = stack.enter_context(Stub())
         router, path = stack.enter_context(routed(folder, Routes(champion=model.backend("1"))))
         run_load(router, seconds=WARM_UP_S)
-        answers = run_load(router, lambda: SCENARIOS[name](model, other, path))
+        answers = run_load(router, lambda: SCENARIOS[name](model, new_model, path))
     latencies_ms = [answer.latency_ms for answer in answers]
     outcome = {
         "name": name,

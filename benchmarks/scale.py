@@ -118,6 +118,7 @@ def retrieved(source: random.Random, best: float) -> Retrieved:
 def night(folder: Path, name: str) -> Figures:
     """Run a night in a process of its own, and read what it measured."""
     print(f"{name} night", flush=True)
+    # A process of its own: its peak of memory is then that of the two stages alone.
     argv = [sys.executable, __file__, "--night", name, str(folder)]
     process = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(process.stdout))

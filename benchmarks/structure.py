@@ -1,4 +1,4 @@
-"""How plainly the code reads, its size and shape, and how long commands take to start.
+"""The plainness of the code, its size and shape, and the time that commands take to start.
 
     make bench NAME=structure
     python benchmarks/structure.py --runs 0               (no times)

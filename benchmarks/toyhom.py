@@ -100,6 +100,7 @@ def second_night(workbook: Path, target: Path) -> Path:
     sheet = book.worksheets[0]
     column = next(cell.column for cell in sheet[1] if cell.value == "问题")
     questions = [sheet.cell(number, column) for number in range(2, sheet.max_row + 1)]
+    # Spread over the whole workbook, as edits of users are.
     step = len(questions) // NEW
     for cell in questions[: EDITED * step : step]:
         cell.value = f"{cell.value}{EDITED_WORDS}"

@@ -106,6 +106,7 @@ class Site:
                 sys.exit(f"error: {deployment} did not start within {WITHIN_S:.0f} s")
             time.sleep(0.1)
         seconds = time.monotonic() - start
+        # What the flow would do after its start is not measured.
         self.api.post(f"flow_runs/{run}/set_state", json={"state": {"type": "CANCELLING"}})
         return seconds
 
@@ -140,6 +141,7 @@ def up(folder: Path) -> Iterator[Site]:
     """A site in this folder, until the end of the block."""
     log = folder / "up.log"
     argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}"]
+    # A Prefect that the benchmark's user has set up is none of the site's.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     start = time.monotonic()
     with log.open("wb") as output:

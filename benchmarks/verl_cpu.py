@@ -89,14 +89,15 @@ def measure(folder: Path, steps: int) -> dict[str, Any]:
     first = run.steps[0]
     warm = run.steps[WARM_UP_STEPS:]
     before_warm = run.steps[WARM_UP_STEPS - 1]
+    # Steps with answers of another length could not be compared.
     tokens = {step["data"]["response_length/mean"] for step in run.steps}
     if tokens != {float(RESPONSE_TOKENS)}:
         sys.exit(f"error: answers of {tokens} tokens instead of {RESPONSE_TOKENS}")
-    phases_s = {
-        name.removeprefix("timing_s/"): statistics.median(step["data"][name] for step in warm)
-        for name in sorted(warm[0]["data"])
-        if name.startswith("timing_s/")
-    }
+    phases_s: dict[str, float] = {}
+    for name in sorted(warm[0]["data"]):
+        if name.startswith("timing_s/"):
+            seconds = statistics.median(step["data"][name] for step in warm)
+            phases_s[name.removeprefix("timing_s/")] = seconds
     ends_s = [step["at"] for step in (before_warm, *warm)]
     warm_cpu_s = {
         name: (seconds - before_warm["cpu"].get(name, 0.0)) / len(warm)

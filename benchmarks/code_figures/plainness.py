@@ -1,4 +1,4 @@
-"""How plainly Python code reads, counted over its syntax trees.
+"""The plainness of Python code, counted over its syntax trees.
 
 The figures measure, they do not judge: a walrus can be right, and a name can be vague for a reason.
 """

@@ -173,6 +173,7 @@ def _compares_kind(node: ast.Compare, services_names: set[str]) -> bool:
     right = node.comparators[0]
     if isinstance(operator, ast.Is | ast.IsNot):
         return _is_attribute(node.left, "panel") and _is_constant(right, {None})
+    # `for role in grader.services` treats all kinds alike; asking for one of them does not.
     if isinstance(operator, ast.In | ast.NotIn) and _is_constant(node.left, SERVICES):
         is_name_of_services = isinstance(right, ast.Name) and right.id in services_names
         return is_name_of_services or _is_attribute(right, "services")

@@ -1,4 +1,4 @@
-"""How long commands take to start, and what a small run costs beside what Prefect takes anyway."""
+"""Times that commands take to start, and the cost of a small run beside Prefect's own."""
 
 import subprocess
 import sys

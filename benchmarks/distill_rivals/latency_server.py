@@ -125,6 +125,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take the requests that have come in whole; the rest waits for more data."""
         self.buffer += data
+        # One read may hold several requests, or a part of one.
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
             head = self.buffer[:end].lower()
             at = head.find(b"\r\ncontent-length:")
@@ -173,6 +174,7 @@ class Connection(asyncio.Protocol):
         site.max_in_flight = max(site.max_in_flight, site.in_flight)
         self.number += 1
         if fault == "hang":
+            # Without a timer: no answer will ever be due.
             self.waiting[self.number] = (None, "hang")
             return
         due = self.loop.time() + site.latency_s

@@ -47,6 +47,7 @@ Question = tuple[str, str, str]
 def questions(count: int, start: int = 0) -> Iterator[Question]:
     """So many questions, from a number on."""
     for number in range(start, start + count):
+        # The number makes each question another one, so that no cache can answer it.
         thing = THINGS[number % len(THINGS)]
         ending = ENDINGS[number // len(THINGS) % len(ENDINGS)]
         query = f"那个{thing}{number}号{ending}，我第{number}次问了"

@@ -66,6 +66,7 @@ def trial(work: Workplace, rng: Random, *, database: str, fault: str) -> TrialRe
             server = stack.enter_context(_postgres())
             proxy = Proxy((HOST, server.port))
             stack.callback(proxy.close)
+            # The process reaches the server through the proxy, which can hold back its bytes.
             address = server.make_database("ledger").replace(f":{server.port}/", f":{proxy.port}/")
             os.environ[_URL_ENV] = f"postgresql://{address}"
             settings.append(f"ledger.url_env={_URL_ENV}")
@@ -182,6 +183,7 @@ def _hold_lock(url: str, seconds: float) -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline(), "the lock could not be had"
+        # A stopped process keeps its lock and its connection, and answers nobody.
         holder.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
         holder.kill()

@@ -33,6 +33,7 @@ class Proxy:
         self._lets_through = asyncio.Event()
         self._lets_through.set()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        # The port is chosen once: after an outage the proxy listens on the same one.
         self._do(self._listen())
 
     def set(self, mode: str) -> None:

@@ -84,6 +84,7 @@ def _idle_sockets(work: Workplace, _rng: Random, *, max_files: int | None) -> Tr
                 with suppress(OSError):
                     _connect_and_idle(url, clients)
             time.sleep(1)
+            # The idle clients stay connected while others ask.
             meanwhile = [_ask(url) for _ in range(5)]
         time.sleep(1)
         after = [_ask(url) for _ in range(5)]
@@ -187,16 +188,17 @@ def forget(work: Workplace, rng: Random) -> TrialResult:
         all_rows = list(read_jsonl(site.run / "select" / "rows.jsonl", Row))
         rows = rng.sample(all_rows, _ROWS_FORGOTTEN)
         texts = _texts_of_no_other_row(site, rows)
+        # A search that finds nothing afterwards means something only if it found all before.
         unfindable = texts - set().union(*_files_with(site, texts).values())
         assert texts and not unfindable, f"the search does not find what is there: {unfindable}"
         process = _run_forget(site, rows)
         files = _files_with(site, texts)
-        what = f"status {process.returncode}; {len(texts)} texts of {len(rows)} rows"
-        what += f", found in {len(files)} files"
+        message = f"status {process.returncode}; {len(texts)} texts of {len(rows)} rows"
+        message += f", found in {len(files)} files"
         for path, texts_there in list(files.items())[:5]:
-            what += f", {path}: {min(texts_there)}"
+            message += f", {path}: {min(texts_there)}"
         return TrialResult(
-            what,
+            message,
             hangs=site.hangs,
             other_runs_harmed=int(site.is_harmed()),
             ended_well=process.returncode == 0 and not files,
@@ -267,6 +269,7 @@ def _texts_in(path: Path, texts: Collection[str]) -> set[str]:
             contents.append("\n".join(database.iterdump()).encode())
     texts_there: set[str] = set()
     for text in texts:
+        # Databases and logs hold JSON with escapes, which hides Chinese from a plain search.
         plain = text.encode()
         escaped = json.dumps(text)[1:-1].encode()
         if any(plain in content or escaped in content for content in contents):

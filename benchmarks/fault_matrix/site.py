@@ -123,6 +123,7 @@ class Workplace:
 
     def post(self, path: str, **state: Any) -> None:
         """Tell the services something."""
+        # A proxy of the user's must not stand in between, here and below.
         response = httpx2.post(f"{self.url}/{path}", json=state, trust_env=False, timeout=60)
         response.raise_for_status()
 
@@ -202,6 +203,8 @@ class Workplace:
         with self.site("data") as site:
             self._write_profile(PROFILE, 0, None)
             site.kind = "register"
+            # Each start continues the run that was killed before, as its finished stages are
+            # reused.
             for stage in TRAINING:
                 process = site.start("pipeline")
                 site.wait_for(stage, process)
@@ -267,12 +270,15 @@ class Workplace:
     def _sample_lines(self, *, with_splits: bool) -> tuple[list[str], list[list[str]]]:
         """Header and lines of the sample's workbook."""
         sheet = openpyxl.load_workbook(self._workbook, read_only=True).active
-        table = [[str(cell or "") for cell in row] for row in sheet.iter_rows(values_only=True)]
-        if not with_splits:
-            split = table[0].index(Columns().split)
-            for line in table:
-                del line[split]
-        return table[0], table[1:]
+        header, *lines = sheet.iter_rows(values_only=True)
+        columns = [
+            place for place, title in enumerate(header) if with_splits or title != Columns().split
+        ]
+
+        def chosen(cells: tuple[Any, ...]) -> list[str]:
+            return [str(cells[place] or "") for place in columns]
+
+        return chosen(header), list(map(chosen, lines))
 
 
 class Site:
@@ -302,6 +308,7 @@ class Site:
         argv += ["--profile", profile]
         for key, value in self.settings.items():
             argv += ["--set", f"{key}={value}"]
+        # A Prefect that the benchmark's user has set up is none of the site's.
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         env |= self.env
         with self.log.open("ab") as log:
@@ -313,7 +320,7 @@ class Site:
             sys.exit(f"error: without any fault, {flow} failed:\n{self.log.read_text()[-3000:]}")
 
     def end_of(self, process: psutil.Popen, within_s: float = 0.0) -> str:
-        """How a command ended: `done`, its error line, or that it hung, which is counted.
+        """The end of a command: `done`, its error line, or that it hung, which is counted.
 
         None of its processes may go on.
         """
@@ -322,6 +329,7 @@ class Site:
             until(lambda: not processes_of(self.folder), 90, "the end of the command's processes")
         except (psutil.TimeoutExpired, TimeoutError) as problem:
             self.hangs += 1
+            # What goes on would change the site while it is looked at.
             for hanging in processes_of(self.folder):
                 hanging.kill()
             return f"hung ({problem})"

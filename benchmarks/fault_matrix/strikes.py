@@ -125,6 +125,7 @@ def break_service(service: str, fault: str) -> Strike:
 
     @contextmanager
     def strike(site: Site, _process: psutil.Popen, _rng: Random) -> Iterator[None]:
+        # The service forgets its fault only after the proxy has healed, see `_LATE_S`.
         site.work.post("switch", faults={service: fault})
         time.sleep(_ON_ITS_WAY_S)
         proxy_mode = _PROXY_MODES.get(fault, "pass")

@@ -73,6 +73,7 @@ def _stage_lines() -> Iterator[Line]:
                 of_stage,
                 stage=stage,
                 strike=strike,
+                # The clock must be the site's own before its first process starts.
                 prepare=prepare_clock if fault.startswith("clock") else None,
                 fills_disk=fault == DISK_FULL,
                 in_flight=IN_FLIGHT if fault == KILL and stage in _ASKING else 0,
@@ -152,6 +153,7 @@ def of_server(work: Workplace, rng: Random, *, server: str, fault: str) -> Trial
 
         if fault == "restarted":
             return strike_and_finish(site, rng, "distill", restarted)
+        # The command may wait as long as the server is away.
         site.within_s += work.seconds
         strike = break_server(proxy, fault, work.seconds)
         return strike_and_finish(site, rng, "distill", strike)

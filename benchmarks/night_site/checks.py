@@ -76,6 +76,7 @@ def wrong_with_run(site: Site, night: Night, fault: Fault, runs: list[Json]) -> 
 def strays(site: Site) -> list[str]:
     """Processes of the site that `qinglan up` did not start, or whose parent is gone."""
     assert site.up is not None
+    # A process whose parent died is no descendant any more: that is how orphans are found.
     own_ids = {site.up.pid} | {child.pid for child in site.up.children(recursive=True)}
     command_lines = []
     for process in site.family():

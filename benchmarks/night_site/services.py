@@ -60,6 +60,7 @@ class Billed:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
+        # The body is read here to know the request, and handed on by `replay`.
         body = await Request(scope, receive).body()
         await asyncio.sleep(self._books.latency_s)
         if self._books.rng.random() < self._books.fault_share:
@@ -78,6 +79,7 @@ class Billed:
 
         async def noted(message: Message) -> None:
             nonlocal is_paid
+            # The body is sent after the status: an answer counts once its text is on the way.
             if is_paid:
                 self._books.note(self._service, hashlib.sha256(body).hexdigest(), message["body"])
             is_paid = message["type"] == "http.response.start" and message["status"] == 200
@@ -134,6 +136,7 @@ def create_app(knowledge_base: Path) -> Starlette:
 
 def serve_on_free_port(app: ASGIApp) -> None:
     """Serve on a port of loopback until killed; the first line of the output is the address."""
+    # Bound before the server starts, so that the address can be said at once.
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()

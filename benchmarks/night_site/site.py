@@ -178,6 +178,7 @@ class Site:
         # The oldest: where clean-up has removed a run, the schedule makes another for that time.
         run = min(self.post("flow_runs/filter", query), key=lambda run: run["state"]["timestamp"])
         age = datetime.now(UTC) - datetime.fromisoformat(run["state"]["timestamp"])
+        # See `made_before_s`: a run that is too young would not wake the automations.
         time.sleep(max(0.0, made_before_s - age.total_seconds()))
         now = {
             "type": "SCHEDULED",

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         jobs = chosen(options.only, options.seeds)
         try:
             with FileLock(_existing(RUNS) / ".lock").acquire(blocking=False):
+                # Two commands at once would share the cores, and the seconds would tell nothing.
                 failed = run_all(jobs, site, measure, extra=extra, fresh=options.fresh)
         except Timeout:
             sys.exit(
@@ -156,7 +157,7 @@ def measure(
     overrides = _overrides(experiment, seed, extra)
     profile = load_profile("embedded", overrides)
     name = f"{experiment.name}-{seed}"
-    known = {
+    fields = {
         "experiment": experiment.name,
         "seed": seed,
         "settings": (*experiment.settings, *extra),
@@ -165,7 +166,7 @@ def measure(
     }
     if experiment.trainer == "qinglan":
         directory = _pipeline(name, overrides, fresh=fresh)
-        result, groups = result_of_run(directory, **known, wall_s=time.monotonic() - start)
+        result, groups = result_of_run(directory, **fields, wall_s=time.monotonic() - start)
         # Checkpoints are tens of megabytes a run; the model stays.
         shutil.rmtree(directory / "rl" / "checkpoints", ignore_errors=True)
         return result, groups
@@ -174,7 +175,7 @@ def measure(
     verl_overrides = _overrides(EXPERIMENTS[RIVALS[0]], seed, extra)
     verl_run = _pipeline(f"{RIVALS[0]}-{seed}", verl_overrides, fresh=False)
     _empty_ledger(name)
-    return measure_rival(experiment.trainer, profile, verl_run, known)
+    return measure_rival(experiment.trainer, profile, verl_run, fields)
 
 
 def _overrides(experiment: Experiment, seed: int, extra: Settings) -> Settings:

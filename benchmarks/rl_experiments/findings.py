@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from qinglan.text import number, signed, with_interval
 
@@ -101,6 +102,7 @@ def reading(diff: Difference | None, *, no_worse: bool) -> str:
     if diff is None or diff.ci95 is None:
         return MISSING
     low, high = diff.ci95
+    # Its interval knows nothing of another training with the same settings.
     if len(diff.seeds) < 2:
         return "open: one seed only"
     if high < 0:
@@ -118,7 +120,7 @@ def shown(diff: Difference | None) -> str:
 
 
 def alarm_record(results: Results, groups: Mapping[str, str]) -> list[str]:
-    """How often each alarm was raised in runs that were hacked and in others; rivals have none."""
+    """The number of runs with each alarm, hacked ones and others; rivals have no alarms."""
     runs: list[Result] = []
     for name, seeds in results.items():
         if EXPERIMENTS[name].trainer == "qinglan":
@@ -154,16 +156,13 @@ def alarm_record(results: Results, groups: Mapping[str, str]) -> list[str]:
 
 def _alarm_table(columns: Mapping[str, Sequence[Result]]) -> Iterator[str]:
     """Markdown: in how many runs of each column an alarm was raised, an alarm a line."""
-    counts = [
-        Counter(name for result in column for name in _alarm_names(result))
-        for column in columns.values()
-    ]
+    counts = [Counter(chain.from_iterable(map(_alarm_names, runs))) for runs in columns.values()]
     yield f"| Alarm | {' | '.join(columns)} |"
     yield "| --- |" + " ---: |" * len(columns)
     for name in sorted(set().union(*counts)):
         yield f"| `{name}` | {' | '.join(str(count[name]) for count in counts)} |"
-    any_alarm = [str(sum(bool(result.alarms) for result in column)) for column in columns.values()]
-    yield f"| any | {' | '.join(any_alarm)} |"
+    with_alarm = [sum(bool(result.alarms) for result in runs) for runs in columns.values()]
+    yield f"| any | {' | '.join(map(str, with_alarm))} |"
 
 
 def tests_worse(result: Result, groups: Mapping[str, str]) -> bool:

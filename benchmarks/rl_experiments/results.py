@@ -96,6 +96,7 @@ class Site:
 
     def save(self, result: Result, groups: Mapping[str, str]) -> None:
         """Keep a result, and the questions that it was measured on."""
+        # In the order of the marks, which are kept without the questions' names.
         write_json(self.folder / QUESTIONS, dict(sorted(groups.items())))
         write_json(self.path(result.experiment, result.seed), result.model_dump(mode="json"))
 
@@ -142,11 +143,11 @@ class Site:
         return "" if result.questions == questions else "other test questions"
 
 
-def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]]:
+def result_of_run(directory: Path, **fields: Any) -> tuple[Result, dict[str, str]]:
     """The result of a finished pipeline run, and the test questions' groups.
 
     Args:
-        known: fields of the result that the run can't tell.
+        fields: those of the result that the run can't tell.
     """
     report = Report.read(directory / "report.json")
     rl = stage_of(directory, "rl")
@@ -169,7 +170,7 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
         summary=rl.details["summary"],
         alarms=[f"{alarm['name']} @ {alarm['step']}" for alarm in rl.details.get("alarms", [])],
         curve=verl_curve(metrics, samples_a_step),
-        **known,
+        **fields,
     )
     return result, groups
 
@@ -187,7 +188,8 @@ def work_of(directory: Path, name: str) -> Path:
 def marks(arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> str:
     """An arm's top-1, a character per question."""
     top1 = scores_of(arm, rows, recipe)["top1"]
-    return "".join(_MARKS[top1.get(row)] for row in sorted(row.id for row in rows))
+    ids = sorted(row.id for row in rows)
+    return "".join(_MARKS[top1.get(row_id)] for row_id in ids)
 
 
 def verl_curve(steps: Mapping[int, Mapping[str, float]], samples_a_step: int) -> list[Point]:
@@ -272,6 +274,7 @@ def _interval(sums: Floats, sizes: NDArray[np.intp]) -> tuple[float, float] | No
     seeds, groups = sums.shape
     if groups < 2:
         return None
+    # A fixed seed: the page must be the same whenever it is made of the same results.
     rng = np.random.default_rng(0)
     drawn_seeds = rng.integers(seeds, size=(_RESAMPLES, seeds))
     drawn_groups = rng.integers(groups, size=(_RESAMPLES, groups))

@@ -47,7 +47,7 @@ TIMES = "times.jsonl"
 
 
 def measure_rival(
-    trainer: str, profile: Profile, verl_run: Path, known: Mapping[str, Any]
+    trainer: str, profile: Profile, verl_run: Path, fields: Mapping[str, Any]
 ) -> tuple[Result, dict[str, str]]:
     """Train with a rival, choose its checkpoint on dev, test it.
 
@@ -55,8 +55,8 @@ def measure_rival(
         QinglanError: it failed; with the end of its log.
     """
     start = time.monotonic()
-    ours, groups = result_of_run(verl_run, **known, wall_s=0.0)
-    folder = profile.paths.runs / f"{known['experiment']}-{known['seed']}"
+    ours, groups = result_of_run(verl_run, **fields, wall_s=0.0)
+    folder = profile.paths.runs / f"{fields['experiment']}-{fields['seed']}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     knowledge_base = write_sample(profile.paths.state / "sample", profile.embedded).knowledge_base

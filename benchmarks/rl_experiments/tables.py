@@ -144,15 +144,15 @@ def _line(
     cells = [
         experiment.title,
         seeds_measured(name, seeds),
-        _mean([mean_top1(result, "teacher") for result in runs]),
-        _mean([mean_top1(result, "sft") for result in runs]),
-        _spread([mean_top1(result, "rl") for result in runs]),
+        _mean(_top1(runs, "teacher")),
+        _mean(_top1(runs, "sft")),
+        _spread(_top1(runs, "rl")),
         shown(difference(seeds, "rl", seeds, "teacher", groups)),
         shown(difference(seeds, "rl", seeds, "sft", groups)),
         "" if seeds is first else shown(difference(seeds, "rl", first, "rl", groups)),
         _mean([result.quality.get("rl") for result in runs], 2),
         f"{_signed_mean(runs, 'reward_first')} → {_signed_mean(runs, 'reward_last')}",
-        _mean([result.summary.get("dev_value") for result in runs]),
+        _mean(_figures(runs, "dev_value")),
         alarms(runs),
         "/".join(str(result.summary.get("chosen_step", "–")) for result in runs),
         _mean([result.rl_s for result in runs], 0),
@@ -177,6 +177,7 @@ def seed_table(seeds: Mapping[int, Result], groups: Mapping[str, str]) -> str:
         "| ---: | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
     for seed in sorted({*EXPERIMENTS["default"].seeds, *seeds}):
+        # A seed that should be there and isn't must not go unseen.
         if seed not in seeds:
             lines.append(f"| {seed} | {MISSING} | | | | | | |")
             continue
@@ -265,7 +266,7 @@ def _rival_line(name: str, results: Results, groups: Mapping[str, str]) -> str:
     cells = [
         title,
         seeds_measured(name, seeds),
-        _spread([mean_top1(result, "rl") for result in runs]),
+        _spread(_top1(runs, "rl")),
         shown(difference(seeds, "rl", seeds, "sft", groups)),
         "" if name == RIVALS[0] else shown(difference(seeds, "rl", verl, "rl", groups)),
         _mean([result.curve[-1].seconds / len(result.curve) for result in runs], 2),
@@ -293,7 +294,9 @@ def by_samples(results: Results, titles: Mapping[str, str], parts: int = 5) -> s
     seeds = sorted(set.intersection(*map(set, measured.values()))) if measured else []
     if not seeds:
         return MISSING.capitalize() + "."
-    columns = {name: [runs[seed] for seed in seeds] for name, runs in measured.items()}
+    columns: dict[str, list[Result]] = {}
+    for name, runs in measured.items():
+        columns[name] = [runs[seed] for seed in seeds]
     total = max(_samples(runs) for runs in columns.values())
     lines = [
         _row(
@@ -400,5 +403,15 @@ def _mean(values: Sequence[float | None], digits: int = 3) -> str:
 
 
 def _signed_mean(runs: Sequence[Result], key: str) -> str:
-    values = [result.summary[key] for result in runs if result.summary.get(key) is not None]
-    return signed(fmean(values) if values else None)
+    known_values = [value for value in _figures(runs, key) if value is not None]
+    return signed(fmean(known_values) if known_values else None)
+
+
+def _top1(runs: Sequence[Result], arm: str) -> list[float | None]:
+    """An arm's top-1 in each run."""
+    return [mean_top1(result, arm) for result in runs]
+
+
+def _figures(runs: Sequence[Result], key: str) -> list[float | None]:
+    """A figure of each run's training."""
+    return [result.summary.get(key) for result in runs]

@@ -28,6 +28,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Write the seconds if the update was the last one of a step of ours."""
+        # Saving begins here, if a checkpoint is due: see `on_save`.
         self._updated_s = time.monotonic()
         if state.global_step % self._updates == 0:
             with self._path.open("a", encoding="utf-8") as stream:

@@ -35,6 +35,7 @@ class Scoring:
         return scores
 
     async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
+        # Opened on this loop, to which its clients' connections belong.
         self._scorer = self._scorer or Scorer(self._service, get_recipe(self._service.recipe))
         scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
         failed = sum(bool(sample["invalid"]) for sample in scored)

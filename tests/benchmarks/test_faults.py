@@ -14,32 +14,23 @@ ROOT = Path(__file__).parents[2]
 def test_only_a_spoiled_answer_explains_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     books = import_module("fault_matrix.services").FaultyBooks()
-    for fault, said in (
+    for fault, text in (
         ("cut body", "an answer"),
         ("", ""),
         ("", "an answer"),
         ("cut body", "an answer"),
     ):
         books.faults["teacher"] = fault
-        books.note(
-            "teacher",
-            "question",
-            json.dumps({"choices": [{"message": {"content": said}}]}).encode(),
-        )
+        completion = {"choices": [{"message": {"content": text}}]}
+        books.note("teacher", "question", json.dumps(completion).encode())
     assert books.stats() == {"paid": 4, "repeated": 3, "paid_twice": 1}
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 def test_random_faults_lose_no_row_and_pay_nothing_twice() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/faults.py", "--short"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "rows_lost 0, paid_twice 0, failures_as_scores 0, hangs 0, other_runs_harmed 0, 20 trials"
-        in done.stdout
-    )
+    argv = [sys.executable, "benchmarks/faults.py", "--short"]
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    counts = "rows_lost 0, paid_twice 0, failures_as_scores 0, hangs 0, other_runs_harmed 0"
+    assert f"{counts}, 20 trials" in process.stdout

@@ -87,14 +87,14 @@ def test_imports_for_annotations_close_a_circle(
 
 
 def test_the_command_prints_every_figure() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "benchmarks/structure.py", "--runs", "0"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in done.stdout.splitlines()]
+    assert process.returncode == 0, process.stderr
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in process.stdout.splitlines()]
     assert {"qinglan/recipes", "qinglan/grading", "tasks", "flows", "*httpx*"} <= set(rows)
     assert rows[rows.index("methods of `Recipe`") :] == [
         "methods of `Recipe`",

@@ -87,9 +87,9 @@ def trigrams(text: str) -> set[str]:
 
 def similarity(text: str, other_text: str) -> float:
     """Share of the trigrams that both texts have."""
-    left = trigrams(text)
-    right = trigrams(other_text)
-    return len(left & right) / len(left | right)
+    parts = trigrams(text)
+    other_parts = trigrams(other_text)
+    return len(parts & other_parts) / len(parts | other_parts)
 
 
 @pytest.mark.parametrize(

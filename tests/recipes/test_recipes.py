@@ -125,7 +125,8 @@ async def test_validating_retrieves_twice_and_asks_the_judge():
     message = undelimited(services.judge.asked[0][1]["content"])  # type: ignore[attr-defined]
     assert message.endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
     unjudged = await validate(ANSWERED, REWRITER.grader, services, Tenant(), judge=False)
-    assert (unjudged.judge_score, len(services.judge.asked)) == (None, 1)  # type: ignore[attr-defined]
+    assert unjudged.judge_score is None
+    assert len(services.judge.asked) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.runs import cpu
+from qinglan import cpu
 
 THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
 

@@ -38,7 +38,7 @@ COPY tasks tasks
 # Without its dependencies, which include Prefect: what its parts need that run here is in the lock.
 RUN if [ -n "${TORCH}" ]; then /opt/trainer/bin/pip install --no-deps --no-build-isolation docker/vllm-name; fi \
  && /opt/trainer/bin/pip install --no-deps --no-build-isolation . \
- && /opt/trainer/bin/python -c "import qinglan.training.reward, qinglan.recipes.scoring.scorer, qinglan.recipes.query_rewrite, \
+ && /opt/trainer/bin/python -c "import qinglan.training.reward_service.function, qinglan.training.reward_service.scorer, qinglan.recipes.query_rewrite, \
 qinglan.training.engines.generate, qinglan.training.engines.export"
 
 FROM ${PYTHON}

@@ -28,7 +28,8 @@ import qinglan
 from qinglan.clients.roles import site_ledger
 from qinglan.config import load_profile, profile_names
 from qinglan.evaluation.models import StageSummary
-from qinglan.ops.estimate import count_questions, estimate, questions_of
+from qinglan.ops.estimate import estimate
+from qinglan.ops.estimate.counting import count_questions, questions_of
 from qinglan.ops.forecast import Forecast, find_problems, forecast
 
 RESULT = Path(__file__).parent / "results" / "rehearsals.json"

@@ -29,7 +29,7 @@ from statistics import median
 import httpx2
 
 from qinglan.config import load_profile
-from qinglan.ops.estimate import questions_of
+from qinglan.ops.estimate.counting import questions_of
 
 RESULT = Path(__file__).parent / "results" / "serving_backends.json"
 PROFILES = {"transformers": "embedded", "vllm": "embedded_vllm"}

@@ -3,7 +3,7 @@
 from functools import partial
 from itertools import islice
 
-from qinglan.clients.chat import Account
+from qinglan.clients.completions import Account
 from qinglan.clients.openai_protocol import Message
 from qinglan.clients.roles import Clients, Services, key_salt, site_ledger
 from qinglan.clients.row_batches import Work
@@ -133,7 +133,7 @@ def require_no_open_batches(stage: Stage, ingested: StageResult) -> None:
 
     The answers are on their way.
     """
-    from qinglan.clients.batch_api.jobs import batch_server
+    from qinglan.clients.batch_api.store import batch_server
 
     profile = stage.run.profile
     with site_ledger(profile) as ledger:

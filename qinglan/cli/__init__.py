@@ -153,7 +153,7 @@ def prompts(
     row: Annotated[int, typer.Option(min=1, help="Which of the workbook's questions.")] = 1,
 ) -> None:
     """Print what student, teacher and judge are asked about a question; nothing is sent."""
-    from qinglan.ops.estimate import questions_of
+    from qinglan.ops.estimate.counting import questions_of
     from qinglan.recipes import get_recipe
     from qinglan.recipes.prompts import prompts_about
 

@@ -90,7 +90,7 @@ def init(
 ) -> None:
     """Write a profile for your own questions, teacher and RAG; asks for what no option says."""
     from qinglan.ops import init as profiles
-    from qinglan.ops.preflight import fitting_preset
+    from qinglan.ops.preflight.rag import fitting_preset
 
     path = profiles.new_path(name)
     dialogue = _Dialogue(is_terminal=sys.stdin.isatty() and not yes)

@@ -13,7 +13,8 @@ from qinglan.text import count, latency, number, shown, size, usd
 
 # It takes much of a second to import.
 if TYPE_CHECKING:
-    from qinglan.ops.estimate import Estimate, QuestionCounts
+    from qinglan.ops.estimate import Estimate
+    from qinglan.ops.estimate.counting import QuestionCounts
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
 By = Literal["model", "run", "tenant", "role", "month"]
@@ -134,7 +135,8 @@ def drop(
 def print_estimate(profile: Profile, flow: FlowName) -> None:
     """Print what a flow would ask and cost, what may be spent, and what a training would do."""
     from qinglan.clients.roles import site_ledger
-    from qinglan.ops.estimate import count_questions, estimate, questions_of, rag_requests
+    from qinglan.ops.estimate import estimate, rag_requests
+    from qinglan.ops.estimate.counting import count_questions, questions_of
 
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
         counts = count_questions(profile, rows, ledger)

@@ -18,11 +18,9 @@ import httpx2
 from pydantic import ValidationError
 
 from qinglan.clients.completions import (
-    TOKENS_PER_CHARACTER,
     Account,
     Completion,
     Request,
-    cost_usd,
     empty_reason,
     request_of,
     unanswered,
@@ -40,17 +38,6 @@ from qinglan.runs.traces import CallSample
 
 if TYPE_CHECKING:
     import openai
-
-__all__ = [
-    "TOKENS_PER_CHARACTER",
-    "Account",
-    "Answer",
-    "ChatClient",
-    "Message",
-    "Request",
-    "cost_usd",
-    "request_of",
-]
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import httpx2
 
 from qinglan.clients.limits import BodyTooLargeError, receive
-from qinglan.clients.rag import Passage, address_of, authorization, read_passages, request_body
+from qinglan.clients.rag import address_of, authorization, request_body
+from qinglan.clients.rag.answers import Passage, read_passages
 from qinglan.config import Rag, RagPreset, uses_proxy
 from qinglan.errors import ConfigError, RetrievalError
 from qinglan.rows import normalise

@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.chat import ChatClient
+from qinglan.clients.completions import Account
 from qinglan.clients.rag import RagClient
 from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.errors import ConfigError

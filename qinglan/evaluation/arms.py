@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from qinglan.clients.chat import cost_usd
+from qinglan.clients.completions import cost_usd
 from qinglan.config import EMBEDDED, Price, Profile
 from qinglan.grading.failures import EMPTY_ANSWER
 from qinglan.grading.grader import Grader

@@ -17,7 +17,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.verdict import main_comparison
-from qinglan.ops.estimate import QuestionCounts
+from qinglan.ops.estimate.counting import QuestionCounts
 from qinglan.recipes import QUALITY, get_recipe
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import runs_of, stage_of

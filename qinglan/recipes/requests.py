@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from qinglan.clients.chat import Request, request_of
+from qinglan.clients.completions import Request, request_of
 from qinglan.clients.roles import ChatRole, endpoint_of, key_salt
 from qinglan.config import Profile
 from qinglan.errors import ConfigError

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.chat import ChatClient
+from qinglan.clients.completions import Account
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Endpoint, LocalJudge, Profile
 from qinglan.errors import ConfigError

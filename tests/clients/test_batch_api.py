@@ -31,7 +31,7 @@ from qinglan.clients.batch_api import (
 )
 from qinglan.clients.batch_api.service import BatchService, parse_result, request_line
 from qinglan.clients.batch_api.store import BatchStore, batch_server
-from qinglan.clients.chat import Account, Request, cost_usd
+from qinglan.clients.completions import Account, Request, cost_usd
 from qinglan.clients.transport import openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError, LedgerError, TeacherError

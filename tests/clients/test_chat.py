@@ -22,7 +22,8 @@ from waiting import wait_until
 
 from qinglan.clients import chat as chat_module
 from qinglan.clients import limits
-from qinglan.clients.chat import Account, ChatClient, request_of
+from qinglan.clients.chat import ChatClient
+from qinglan.clients.completions import Account, request_of
 from qinglan.clients.limits import CircuitBreaker
 from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import Budget, Endpoint, Price

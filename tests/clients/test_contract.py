@@ -11,7 +11,7 @@ from fake_service import SIMULATED, FakeService, Script, trickle
 from fixture_types import ProfileOf, Serve
 
 from qinglan.clients.contract import FALLBACK, ContractFinding, examine, pair_of, probe_rag
-from qinglan.clients.rag import Passage
+from qinglan.clients.rag.answers import Passage
 from qinglan.config import Profile, Rag
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.ops.preflight import inspect_profile, require

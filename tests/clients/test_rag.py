@@ -19,14 +19,8 @@ from pydantic import BaseModel, Field
 
 from qinglan.clients import limits
 from qinglan.clients.contract import Ask, examine
-from qinglan.clients.rag import (
-    CallCount,
-    Passage,
-    RagClient,
-    read_answer,
-    read_passages,
-    request_body,
-)
+from qinglan.clients.rag import CallCount, RagClient, request_body
+from qinglan.clients.rag.answers import Passage, read_answer, read_passages
 from qinglan.config import Rag
 from qinglan.errors import ConfigError, RetrievalError
 

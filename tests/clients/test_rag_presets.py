@@ -12,7 +12,8 @@ import pytest
 from fake_service import SIMULATED, FakeService, Reply
 from fixture_types import ProfileOf
 
-from qinglan.clients.rag import RagClient, read_passages, request_body
+from qinglan.clients.rag import RagClient, request_body
+from qinglan.clients.rag.answers import read_passages
 from qinglan.config import Rag, RagPreset
 from qinglan.errors import RetrievalError
 from qinglan.ops.preflight import inspect_profile

@@ -10,7 +10,8 @@ from fake_ray import FakeRay
 from fixture_types import ProfileOf
 
 from qinglan.config import Profile
-from qinglan.ops.preflight import Check, inspect_profile, trainer
+from qinglan.ops.checks import Check
+from qinglan.ops.preflight import inspect_profile, trainer
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import engine_python, merge_command, sft_command
 from qinglan.training.engines.verl import export_command

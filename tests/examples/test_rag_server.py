@@ -13,7 +13,8 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from qinglan.clients.contract import Ask, examine
-from qinglan.clients.rag import Passage, read_passages, request_body
+from qinglan.clients.rag import request_body
+from qinglan.clients.rag.answers import Passage, read_passages
 from qinglan.config import Rag
 
 SERVER = Path(__file__).parents[2] / "examples" / "rag" / "server.py"

@@ -6,12 +6,13 @@ import pytest
 from fixture_types import ProfileOf
 from ledger_calls import call
 
-from qinglan.clients.chat import request_of
+from qinglan.clients.completions import request_of
 from qinglan.clients.roles import key_salt, site_ledger
 from qinglan.config import Dataset, FlowName, Profile
 from qinglan.data.dataset.splits import split_of
 from qinglan.evaluation.teacher_comparison import draw
-from qinglan.ops.estimate import Estimate, count_questions, estimate
+from qinglan.ops.estimate import Estimate, estimate
+from qinglan.ops.estimate.counting import count_questions
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.recipes.requests import extract_requests
 from qinglan.rows import DIALOGUE, Row, Split

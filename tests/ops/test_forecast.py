@@ -8,7 +8,7 @@ from report_fixture import comparison, report
 from run_stages import end_stage
 
 from qinglan.config import Profile
-from qinglan.ops.estimate import QuestionCounts
+from qinglan.ops.estimate.counting import QuestionCounts
 from qinglan.ops.forecast import find_problems, forecast
 from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.run import finish_run, open_run

@@ -20,7 +20,7 @@ from filelock import FileLock
 from fixture_types import ProfileOf, Qinglan
 from ledger_calls import call
 
-from qinglan.clients.chat import Request
+from qinglan.clients.completions import Request
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Columns, Data, Profile, load_profile
 from qinglan.data.forgotten import Tombstones

@@ -14,7 +14,8 @@ from registered import Models
 from qinglan.clients.roles import Addresses, Clients, site_ledger
 from qinglan.config import LocalJudge, Profile, load_profile
 from qinglan.errors import ConfigError, EngineError, TeacherError
-from qinglan.ops.estimate import count_questions, estimate
+from qinglan.ops.estimate import estimate
+from qinglan.ops.estimate.counting import count_questions
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes import passage_judge
 from qinglan.recipes.passage_judge import BEST, verdict_recipe

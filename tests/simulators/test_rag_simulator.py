@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from qinglan.clients.rag import read_answer
+from qinglan.clients.rag.answers import read_answer
 from qinglan.config import Rag
 from qinglan.errors import WorkbookError
 from qinglan.simulators import rag_server

@@ -13,15 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
-from qinglan.clients.batch_api.store import BatchStore, batch_server
+from qinglan.clients.batch_api.store import BatchStore
 from qinglan.clients.completions import Request
 from qinglan.clients.limits import with_retries
 from qinglan.config import BatchApi
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import BatchJob
 from qinglan.runs.back_off import BackOff
-
-__all__ = ["BatchJobs", "BatchProgress", "batch_server"]
 
 CREATED_WITHIN_S = 600.0
 """A batch that is not listed this long after it was asked for was never created.

@@ -13,25 +13,13 @@ from urllib.parse import quote
 import httpx2
 
 from qinglan.clients.limits import BodyTooLargeError, Limits, receive, retry_after_s, with_retries
-from qinglan.clients.rag.answers import PASSAGE_CHARS, Passage, read_answer, read_passages
+from qinglan.clients.rag.answers import read_answer
 from qinglan.config import Rag, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.traces import CallSample
 from qinglan.text import shown, without_texts
-
-__all__ = [
-    "PASSAGE_CHARS",
-    "CallCount",
-    "Passage",
-    "RagClient",
-    "address_of",
-    "authorization",
-    "read_answer",
-    "read_passages",
-    "request_body",
-]
 
 _BACK_OFF = BackOff(0.2, 10.0, jitter=True)
 

@@ -33,7 +33,8 @@ from qinglan.ops.backup import (
     Root,
     SkippedPath,
 )
-from qinglan.ops.forget import BACKUPS_FILE, SQLITE, SQLITE_WAIT_S
+from qinglan.ops.forget.cleaners.sqlite import SQLITE, SQLITE_WAIT_S
+from qinglan.ops.forget.outside import BACKUPS_FILE
 from qinglan.ops.prefect.server import (
     LOCK_FILE,
     SERVER_FILE,

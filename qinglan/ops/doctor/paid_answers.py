@@ -8,7 +8,8 @@ estimates don't learn from it.
 import json
 import secrets
 
-from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.chat import ChatClient
+from qinglan.clients.completions import Account
 from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Endpoint, Profile

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qinglan.clients.chat import TOKENS_PER_CHARACTER, cost_usd
-from qinglan.clients.rag import PASSAGE_CHARS
+from qinglan.clients.completions import TOKENS_PER_CHARACTER, cost_usd
+from qinglan.clients.rag.answers import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import Endpoint, FlowName, Price, Profile
 from qinglan.config.training import Rl
@@ -22,20 +22,9 @@ from qinglan.ops.estimate.counting import (
     VALIDATE,
     QuestionCounts,
     comparison_prompts,
-    count_questions,
-    questions_of,
 )
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
-
-__all__ = [
-    "Estimate",
-    "QuestionCounts",
-    "count_questions",
-    "estimate",
-    "questions_of",
-    "rag_requests",
-]
 
 _DATA_FLOWS = ("pipeline", "refresh")
 _TRAINING_FLOWS = ("pipeline", "train")

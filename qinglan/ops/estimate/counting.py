@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from qinglan.clients.chat import Request
+from qinglan.clients.completions import Request
 from qinglan.clients.openai_protocol import Message
-from qinglan.clients.rag import PASSAGE_CHARS
+from qinglan.clients.rag.answers import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole
 from qinglan.config import EMBEDDED, Profile
 from qinglan.data.dataset.pools import assign, draw_rl_prompts

@@ -17,10 +17,9 @@ from qinglan.data.forgotten import Tombstones
 from qinglan.data.sources.records import InputColumns
 from qinglan.ops.forget.cleaners import clean_file
 from qinglan.ops.forget.cleaners.ledger import drop_answers, has_ledger
-from qinglan.ops.forget.cleaners.sqlite import SQLITE, SQLITE_WAIT_S
 from qinglan.ops.forget.finding import NamedRows, find_rows, texts_of_other_rows
 from qinglan.ops.forget.notes import noting
-from qinglan.ops.forget.outside import BACKUPS_FILE, places_outside
+from qinglan.ops.forget.outside import places_outside
 from qinglan.ops.forget.repair import repair_site
 from qinglan.ops.forget.stores import SiteFiles, site_files
 from qinglan.ops.forget.traces import Traces
@@ -29,8 +28,6 @@ from qinglan.ops.up.site import only_one
 from qinglan.recipes import get_recipe
 from qinglan.runs.locks import removal_lock, require_no_process
 from qinglan.runs.processes import Say
-
-__all__ = ["BACKUPS_FILE", "SQLITE", "SQLITE_WAIT_S", "Forgotten", "apply", "forget"]
 
 
 @dataclass

@@ -28,7 +28,7 @@ from qinglan.ops.preflight.questions import (
     check_schedule,
     check_workbook,
 )
-from qinglan.ops.preflight.rag import check_rag, fitting_preset
+from qinglan.ops.preflight.rag import check_rag
 from qinglan.ops.preflight.services import (
     check_champion,
     check_chat,
@@ -42,16 +42,6 @@ from qinglan.ops.preflight.trainer import (
     trainer_packages,
 )
 from qinglan.recipes import Recipe, get_recipe
-
-__all__ = [
-    "PROFILE",
-    "TRAINER_CHECKS",
-    "Check",
-    "fitting_preset",
-    "inspect_profile",
-    "plan_profile_checks",
-    "require",
-]
 
 PROFILE = "The profile"
 TRAINER_CHECKS = ("device", "ray", "trainer packages", "critic model")

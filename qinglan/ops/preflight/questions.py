@@ -9,7 +9,7 @@ from qinglan.data.sources.database import query_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
-from qinglan.ops.estimate import count_questions, questions_of
+from qinglan.ops.estimate.counting import count_questions, questions_of
 from qinglan.ops.forecast import find_problems, forecast
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.requests import require_teacher_alone

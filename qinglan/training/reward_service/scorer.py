@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from qinglan.clients.chat import Account, Answer, ChatClient
+from qinglan.clients.chat import Answer, ChatClient
+from qinglan.clients.completions import Account
 from qinglan.clients.openai_protocol import JsonSchema, Message
 from qinglan.clients.outages import OutageWait
 from qinglan.clients.rag import CallCount, RagClient

@@ -393,8 +393,10 @@ def _events() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "emit_run_event":
                 name = re.sub(r"{\w+\.(\w+)}", r"<\1>", ast.unparse(node.args[0]).strip("f'"))
                 payload = ast.unparse(node.args[2])
-                fields = list(Alarm.model_fields) if payload.startswith("known") else []
+                is_alarm = payload.startswith("{**alarm.model_dump(")
+                fields = list(Alarm.model_fields) if is_alarm else []
                 keys = [*fields, *re.findall(r"'(\w+)': ", payload)]
+                assert keys, f"{path.name}: what {name} carries is not written at the call"
                 yield f"`qinglan.{name}`", ", ".join(f"`{key}`" for key in keys)
 
 

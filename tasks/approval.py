@@ -110,13 +110,16 @@ def _ask_people(stage: Stage, waiting: Waiting, question: str, profile_name: str
     command = shlex.join([*approve, "--profile", profile_name, "--reviewer", "NAME"])
     stage.say(f"read {waiting.workbook}")
     stage.say(f"then answer at {waiting.page} (Resume), or: {command}")
-    payload = {
-        "sentence": question,
-        "until": waiting.until,
-        "command": command,
-        "workbook": str(waiting.workbook),
-    }
-    emit_run_event("gate.waiting", run, payload)
+    emit_run_event(
+        "gate.waiting",
+        run,
+        {
+            "sentence": question,
+            "until": waiting.until,
+            "command": command,
+            "workbook": str(waiting.workbook),
+        },
+    )
 
 
 def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> ApprovalForm | None:

@@ -185,8 +185,11 @@ def _publish(run: Run, decision: Decision) -> None:
     create_markdown_artifact(
         decision_markdown(decision), key="decision", description=decision.sentence
     )
-    payload = {"sentence": decision.sentence, "challenger": decision.challenger}
-    emit_run_event(f"gate.{decision.verdict}", run, payload)
+    emit_run_event(
+        f"gate.{decision.verdict}",
+        run,
+        {"sentence": decision.sentence, "challenger": decision.challenger},
+    )
 
 
 def decision_markdown(decision: Decision) -> str:

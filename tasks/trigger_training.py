@@ -38,12 +38,15 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
     train_at_new_rows = profile.refresh.train_at_new_rows
     version = versions.Version.read(published.path("version").parent)
     new_rows = versions.training_rows_since(profile, version)
-    payload = {
-        "version": version.id,
-        "new_training_rows": new_rows,
-        "train_at_new_rows": train_at_new_rows,
-    }
-    emit_run_event("refresh.ready", run, payload)
+    emit_run_event(
+        "refresh.ready",
+        run,
+        {
+            "version": version.id,
+            "new_training_rows": new_rows,
+            "train_at_new_rows": train_at_new_rows,
+        },
+    )
     if train_at_new_rows is None:
         return None
     news = f"{new_rows} good training rows came in since the last training"

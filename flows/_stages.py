@@ -1,7 +1,7 @@
 """The stages that several flows have in common, in their order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from qinglan.rows import ArmName
@@ -29,7 +29,7 @@ class PreparedData:
 
     dataset: StageResult
     published: StageResult
-    stages: list[StageResult] = field(default_factory=list)
+    stages: list[StageResult]
     """All of them in their order, `dataset` and `published` last."""
 
 

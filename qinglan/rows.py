@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 Item = TypeVar("Item")
 Split = Literal["train", "dev", "test"]
-Review = Literal["accept", "reject", "correct"]
+ReviewVerdict = Literal["accept", "reject", "correct"]
 
 LEFT_FOR_LATER = "left_for_later"
 DIALOGUE = "dialogue"
@@ -244,10 +244,15 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     graded."""
     original_retrieved: Retrieved | None = None
     answer_retrieved: Retrieved | None = None
-    review: Review | None = None
+    review: ReviewVerdict | None = None
     """A reviewer's verdict on this answer, which overrides the selection's."""
     corrected: str | None = None
     """The reviewer's own answer, which the student learns instead of the teacher's."""
+
+    @property
+    def was_question(self) -> bool:
+        """Whether reading took the row for a question, whatever became of it later."""
+        return self.reason not in INPUT_REASONS
 
     @property
     def target(self) -> str | None:
@@ -331,7 +336,7 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
         """The row with its answer's grades by rule."""
         return self.model_copy(update={"parts": dict(parts)})
 
-    def with_review(self, verdict: Review | None, corrected: str | None) -> Self:
+    def with_review(self, verdict: ReviewVerdict | None, corrected: str | None) -> Self:
         return self.model_copy(update={"review": verdict, "corrected": corrected})
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.data.dataset.splits import with_groups
+from qinglan.evaluation.arms import TEACHER
 from qinglan.evaluation.evaluating import metrics_of
 from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.teacher_comparison import (
-    MAIN,
     ComparedTeacher,
     arms_of,
     cost_of_unusable,
@@ -41,7 +41,7 @@ def compare_teachers(
         }
         teachers = teachers_of(run, services)
         arms = arms_of(answers, _costs_of_unusable(profile, teachers, answers), recipe)
-        rows = with_groups(answers[MAIN], profile.dataset)
+        rows = with_groups(answers[TEACHER], profile.dataset)
         # What else each teacher had to do while its latency was measured.
         loads = {
             teacher.arm: reason("live_at_once", questions=teacher.run.profile.teacher.concurrency)

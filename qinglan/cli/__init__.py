@@ -25,7 +25,7 @@ from qinglan.cli.common import (
 from qinglan.cli.init import init
 from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, forget, restore
 from qinglan.cli.serve import canary_app, serve
-from qinglan.config import FlowName, Profile, load_profile
+from qinglan.config import TRAINING_FLOWS, FlowName, Profile, load_profile
 from qinglan.errors import (
     ArtifactError,
     ConfigError,
@@ -48,7 +48,6 @@ for command in (release.lineage, deploy, serve, init, doctor, clean_up, backup, 
 
 _FROM_FLOWS = ("train", "evaluate", "release")
 """Flows that start from an earlier run."""
-_TRAINING_FLOWS = ("pipeline", "train")
 
 
 @app.command()
@@ -84,7 +83,7 @@ def run(
     if source and flow not in _FROM_FLOWS:
         problem = f"{flow} starts from the workbook"
         raise ConfigError(f"--from goes with train, evaluate and release; {problem}")
-    if continue_anyway and flow not in _TRAINING_FLOWS:
+    if continue_anyway and flow not in TRAINING_FLOWS:
         problem = f"{flow} trains nothing"
         raise ConfigError(f"--continue-anyway goes with pipeline and train; {problem}")
     loaded = load_profile(profile, overrides)

@@ -155,8 +155,9 @@ def list_reviews(
     set_: SetOption = None,
 ) -> None:
     """Count the current verdicts, by tenant and reviewer."""
-    from qinglan.data.review import Reviews, ReviewVerdict, read_store, store_path
+    from qinglan.data.review import Reviews, read_store, store_path
     from qinglan.data.review.export import count_verdicts
+    from qinglan.rows import ReviewVerdict
 
     loaded = load_profile(profile, set_ or ())
     table = Table("Tenant", "Reviewer", "Accepted", "Rejected", "Corrected", "Last import")

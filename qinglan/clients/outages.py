@@ -15,14 +15,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from qinglan.errors import CallError
+from qinglan.runs.back_off import BackOff
 
 Result = TypeVar("Result")
 Call = Callable[[], Awaitable[Any]]
 
-FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 SINGLE_CALL_S = 60.0
 """How long a single failing call waits: it may be the only one that the service can't answer."""
+_BACK_OFF = BackOff(0.2, LONGEST_PAUSE_S)
 # A call that fails again after so many outages is at fault itself.
 _MAX_OUTAGES = 3
 _MAX_ERROR_CHARS = 300
@@ -135,7 +136,7 @@ class OutageWait:
         self._round += 1
         self._answered_in_round.clear()
         begin_s = self._clock()
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         is_single = True
         refusal: Callable[[], OutageError] | None = None
         try:
@@ -153,8 +154,8 @@ class OutageWait:
                     refusal = partial(OutageError, self._service, waited_s, error)
                     self._has_given_up = not is_single
                     break
-                await self._until_answered(self._sleep(min(pause_s, LONGEST_PAUSE_S)))
-                pause_s *= 2
+                failures += 1
+                await self._until_answered(self._sleep(_BACK_OFF.pause_s(failures)))
         finally:
             self._release(self._clock() - begin_s, refusal)
 

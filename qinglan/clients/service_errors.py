@@ -63,8 +63,13 @@ class ServiceError:
     @property
     def is_final(self) -> bool:
         """The same request would be refused again."""
-        is_client_error = self.status is not None and 400 <= self.status < 500
-        return is_client_error and self.status not in (408, 409, 429)
+        return is_final(self.status)
+
+
+def is_final(status: int | None) -> bool:
+    """A request that was answered with this HTTP status would be refused again."""
+    is_client_error = status is not None and 400 <= status < 500
+    return is_client_error and status not in (408, 409, 429)
 
 
 def read_error(error: "openai.APIError") -> ServiceError:

@@ -20,6 +20,8 @@ from qinglan.config.data import (
 )
 from qinglan.config.profile import (
     CHANGEABLE,
+    ENGINE_FLOWS,
+    TRAINING_FLOWS,
     FlowName,
     Profile,
     load_profile,

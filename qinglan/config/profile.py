@@ -45,6 +45,9 @@ CHANGEABLE: dict[str, set[str]] = {
 
 
 FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
+TRAINING_FLOWS: tuple[FlowName, ...] = ("pipeline", "train")
+ENGINE_FLOWS: tuple[FlowName, ...] = ("pipeline", "train", "evaluate")
+"""Flows that start an engine: they train, or generate with a trained model."""
 
 
 def _absolute_file(value: str) -> str:

@@ -411,6 +411,11 @@ class Rl(Section):
             )
         return self
 
+    @property
+    def lora_rank_of_critic(self) -> int:
+        """Rank of the critic's adapter, be it given or the policy's."""
+        return self.lora_rank if self.critic_lora_rank is None else self.critic_lora_rank
+
     def scheduled(self, prompts: int) -> "Rl":
         """The section with numbers in place of `auto`, for so many prompts."""
         total_steps = self.total_steps or max(

@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import BaseModel
 
 from qinglan.rows import Row, normalise
-from qinglan.runs.artifacts import hash_of, written_whole
-from qinglan.runs.schema_version import read_lines, record_line
+from qinglan.runs.artifacts import hash_of, write_jsonl
+from qinglan.runs.schema_version import dump_record, read_lines
 
 FORGOTTEN_FILE = "forgotten.jsonl"
 _Kind = Literal["row", "question"]
@@ -43,11 +43,7 @@ class Tombstones(BaseModel, frozen=True):
         return cls(lines=read_lines(Tombstone, state / FORGOTTEN_FILE, "tombstone", hint))
 
     def write(self, state: Path) -> None:
-        with (
-            written_whole(state / FORGOTTEN_FILE) as partial,
-            partial.open("w", encoding="utf-8") as stream,
-        ):
-            stream.writelines(map(record_line, self.lines))
+        write_jsonl(state / FORGOTTEN_FILE, map(dump_record, self.lines))
 
     def __or__(self, other: "Tombstones") -> "Tombstones":
         return Tombstones(lines=tuple(dict.fromkeys((*self.lines, *other.lines))))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from qinglan.config import Evaluate, Profile
-from qinglan.data.dataset.splits import was_question, with_groups
+from qinglan.data.dataset.splits import with_groups
 from qinglan.evaluation import models
 from qinglan.evaluation.arms import baseline_arms
 from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
@@ -57,7 +57,7 @@ def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> models.Evaluati
     It covers every row that was a question, as validation left it.
     """
     recipe = get_recipe(profile.recipe)
-    questions = with_groups(list(filter(was_question, rows)), profile.dataset)
+    questions = with_groups([row for row in rows if row.was_question], profile.dataset)
     arms = baseline_arms(questions, recipe.grader, profile)
     return evaluate(arms, questions, profile.evaluate, recipe)
 

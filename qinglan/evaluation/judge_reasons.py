@@ -11,7 +11,7 @@ from typing import NamedTuple
 from qinglan.config import Profile
 from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
 from qinglan.data.review.export import judge_reasons, newest_rows, rows_of
-from qinglan.evaluation.red_team import ASKED, Case, Checks
+from qinglan.evaluation.red_team import ASKED, REGRESSION, Case, Checks
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 
@@ -82,7 +82,7 @@ def proposed_cases(groups: list[ReasonGroup], profile: Profile) -> list[Case]:
                 id=f"judge-{row.id}",
                 # Not the reason: it may quote a user, and the gate tells names to others.
                 name=f"评审低分的问题 {row.id}",
-                kind="regression",
+                kind=REGRESSION,
                 **row.model_dump(include=ASKED),
                 must_pass=False,
                 checks=Checks(gold_in_top3=grader.gold_of(row)),

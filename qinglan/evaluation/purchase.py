@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
-from qinglan.evaluation.arms import Arms
+from qinglan.evaluation.arms import ORIGINAL, TEACHER, Arms
 from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
 from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
-from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
 from qinglan.recipes import Metric, get_recipe
 from qinglan.rows import ArmName, ArmRow
 from qinglan.statistics import FEWEST_GROUPS, Comparison, rows_needed
@@ -142,7 +141,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Arms) -> Purchase | N
     """The verdict; None where no question has values of two teachers."""
     rivals = profile.compare.teachers
     labels = _labels(profile)
-    results = _rival_results(profile, evaluation, labels[MAIN])
+    results = _rival_results(profile, evaluation, labels[TEACHER])
     if not results:
         return None
 
@@ -177,7 +176,7 @@ def _labels(profile: Profile) -> dict[ArmName, str]:
     rivals = profile.compare.teachers
     main = profile.teacher.model.rpartition("/")[2]
     # A rival's arm may be named as the main teacher's model.
-    labels = {MAIN: main if main not in rivals else "the teacher"}
+    labels = {TEACHER: main if main not in rivals else "the teacher"}
     for name in rivals:
         labels[name] = name
     return labels
@@ -191,7 +190,7 @@ def _rival_results(profile: Profile, evaluation: Evaluation, main: str) -> list[
     for arm in profile.compare.teachers:
         by_metric = {}
         for comparison in evaluation.comparisons:
-            if (comparison.a, comparison.b) == (arm, MAIN) and comparison.diff is not None:
+            if (comparison.a, comparison.b) == (arm, TEACHER) and comparison.diff is not None:
                 by_metric[comparison.metric] = comparison
         if not by_metric:
             continue
@@ -199,7 +198,7 @@ def _rival_results(profile: Profile, evaluation: Evaluation, main: str) -> list[
             rival=arm,
             main=main,
             figures=evaluation.arms[arm],
-            main_figures=evaluation.arms[MAIN],
+            main_figures=evaluation.arms[TEACHER],
             comparisons=[
                 by_metric[metric.name] for metric in evaluation.metrics if metric.name in by_metric
             ],
@@ -361,7 +360,7 @@ def _notes(
     profile: Profile, labels: Mapping[ArmName, str], evaluation: Evaluation, arms: Arms
 ) -> list[Reason]:
     """Caveats about the figures."""
-    models = {MAIN: profile.teacher.model}
+    models = {TEACHER: profile.teacher.model}
     for arm, endpoint in profile.compare.teachers.items():
         models[arm] = endpoint.model
     notes = []

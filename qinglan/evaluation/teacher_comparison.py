@@ -15,7 +15,7 @@ from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Endpoint, Evaluate, Profile, Tenant
 from qinglan.errors import CallError
-from qinglan.evaluation.arms import Arms, original_rows, teacher_rows
+from qinglan.evaluation.arms import ORIGINAL, TEACHER, Arms, original_rows, teacher_rows
 from qinglan.evaluation.figures import compared, examples, scores_of, summarise
 from qinglan.evaluation.measuring import for_each_question
 from qinglan.evaluation.models import ArmFigures, Evaluation
@@ -28,9 +28,6 @@ from qinglan.rows import ArmName, ArmRow, Row, groups_of, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
 
-MAIN = "teacher"
-"""The arm of the profile's own teacher."""
-ORIGINAL = "original"
 ANSWERED = Metric("answered", "share of questions answered", "有回答的问题比例")
 """Share of the questions for which a teacher gave a usable text."""
 _QUESTION_FIELDS = {
@@ -59,12 +56,17 @@ class ComparedTeacher(NamedTuple):
 
     def stage(self, name: str) -> str:
         """The name of a stage for this teacher."""
-        return name if self.arm == MAIN else f"{name}-{self.arm}"
+        return stage_of_teacher(name, self.arm)
+
+
+def stage_of_teacher(stage: str, arm: ArmName) -> str:
+    """The name of a stage for one teacher: its own for the main one."""
+    return stage if arm == TEACHER else f"{stage}-{arm}"
 
 
 def teachers_of(run: Run, services: Services) -> list[ComparedTeacher]:
     """The main teacher, then its rivals."""
-    teachers = [ComparedTeacher(MAIN, _asking(run, run.profile.teacher), services)]
+    teachers = [ComparedTeacher(TEACHER, _asking(run, run.profile.teacher), services)]
     for name, endpoint in run.profile.compare.teachers.items():
         rival_services = partial(_addresses_of_rival, services, name)
         teachers.append(ComparedTeacher(name, _asking(run, endpoint), rival_services))
@@ -178,7 +180,7 @@ def _original_arm(answers: Mapping[ArmName, Sequence[Row]]) -> list[ArmRow]:
             if row.original_retrieved:
                 retrieved[row.id] = row.original_retrieved
     questions = []
-    for row in answers[MAIN]:
+    for row in answers[TEACHER]:
         questions.append(row.with_retrieved(retrieved.get(row.id), row.answer_retrieved))
     return original_rows(questions)
 
@@ -233,7 +235,7 @@ def _comparisons(
         metrics_and_answered = {**scores_of(arm, rows, recipe), ANSWERED.name: _answered(arm)}
         scores[name] = ArmScores(arm=name, scores=metrics_and_answered)
     teachers = [name for name in arms if name != ORIGINAL]
-    rivals = [name for name in teachers if name != MAIN]
+    rivals = [name for name in teachers if name != TEACHER]
     metrics = [metric for metric in recipe.grader.metrics if metric.compared and metric.interval]
 
     def against(b: ArmName, names: Sequence[ArmName], metric: Metric) -> list[Comparison]:
@@ -243,8 +245,8 @@ def _comparisons(
 
     comparisons = []
     for metric in metrics:
-        comparisons += against(MAIN, rivals, metric)
-    for comparison in against(MAIN, rivals, ANSWERED):
+        comparisons += against(TEACHER, rivals, metric)
+    for comparison in against(TEACHER, rivals, ANSWERED):
         # Teachers that answered the same questions differ in nothing there.
         if comparison.wins or comparison.losses:
             comparisons.append(comparison)

@@ -20,7 +20,7 @@ from qinglan.grading.grade import (
 from qinglan.grading.grader import Grader, JudgeCalls, JudgeUse
 from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score
 from qinglan.grading.leftovers import is_boilerplate, is_degenerate, is_leftover, is_refusal
-from qinglan.grading.metrics import Metric, PrimaryMetric
+from qinglan.grading.metrics import JUDGE_SCORE, Metric, PrimaryMetric
 from qinglan.grading.panel import PASSES, Panel
 from qinglan.grading.validation_statistics import RetrievalStatistics
 from qinglan.grading.wording import Wording
@@ -37,9 +37,7 @@ RETRIEVAL_METRICS = (
     Metric("mrr10", "MRR@10", "MRR@10", proportion=False, interval=False),
     Metric("ndcg10", "nDCG@10", "nDCG@10", proportion=False, interval=False, compared=False),
     Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False),
-    Metric(
-        "quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2
-    ),
+    JUDGE_SCORE,
 )
 OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
 """Checks that hold of every good query, and are on unless a case turns them off."""

@@ -151,8 +151,9 @@ class RuleGrader(Grader):
     def checked_parts(self, row: Row, text: str) -> dict[str, float]:
         """The text's parts; raises ConfigError where they are not as the recipe declares them."""
         parts = self.parts(row, text)
+        rule_parts = self.rule_parts
         for name, value in parts.items():
-            if name not in self.rule_parts:
+            if name not in rule_parts:
                 raise ConfigError(
                     f"recipe `{self.recipe}`: parts() gave `{name}`, which WEIGHTS does not name"
                 )
@@ -296,8 +297,9 @@ class RuleGrader(Grader):
             "score": score,
             JUDGE: math.nan if grade.judge_score is None else grade.judge_score,
         }
+        part_names = self._part_names()
         for name, value in self.text_metrics(row, text, parts).items():
-            if name in self._part_names():
+            if name in part_names:
                 scores[name] = value
         return scores | parts
 

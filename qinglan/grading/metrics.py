@@ -39,6 +39,12 @@ class Metric:
         return Both(self.en, self.zh)
 
 
+JUDGE_SCORE = Metric(
+    QUALITY, "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2
+)
+"""The judge's score of a text."""
+
+
 class PrimaryMetric(NamedTuple):
     """The part of the reward that says how good the policy is, and its name in a sentence."""
 

@@ -7,6 +7,6 @@ process. Unusable answers are kept too, as asking again would pay again, and for
 answers to the samples of RL.
 """
 
-from qinglan.ledger.database import SCHEMA_VERSION, ledger_url
+from qinglan.ledger.database import LEDGER_FILE, SCHEMA_VERSION, ledger_url
 from qinglan.ledger.records import BatchJob, Call, Delivery, Failure, Order, Retrieval, Usage
 from qinglan.ledger.store import BATCH, SIMULATED, Ledger

@@ -38,6 +38,8 @@ _LIMITS = {
 }
 _LOCK_TIMEOUT_S = 60
 _LOCK_RETRY_S = 0.1
+LEDGER_FILE = "ledger.db"
+"""Name of the SQLite database in the state folder."""
 _ADVISORY_LOCK = 7213094021
 """Number of the lock under which one process at a time makes the tables."""
 
@@ -108,7 +110,7 @@ def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
     `state`."""
     if store.url_env is None:
         state.mkdir(parents=True, exist_ok=True)
-        return sa.URL.create("sqlite", database=str(state / "ledger.db"))
+        return sa.URL.create("sqlite", database=str(state / LEDGER_FILE))
     url = url_of(require_secret(store.url_env, "the ledger"))
     if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
         hint = "set it again, with %40 for an @ in the password"

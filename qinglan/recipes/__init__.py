@@ -21,7 +21,7 @@ from qinglan.grading.by_rules import RuleGrader, bad_format
 from qinglan.grading.grade import Grade
 from qinglan.grading.grader import Grader
 from qinglan.grading.judge_answers import SCORE_SCHEMA, parse_score, read_json
-from qinglan.grading.metrics import JUDGE, QUALITY, Metric, PrimaryMetric
+from qinglan.grading.metrics import JUDGE, JUDGE_SCORE, QUALITY, Metric, PrimaryMetric
 from qinglan.grading.panel import Panel
 from qinglan.recipes.base import Recipe
 from qinglan.recipes.findings import Finding, FindingRow
@@ -32,6 +32,7 @@ from qinglan.text import did_you_mean
 __all__ = [
     "DATA_RULE",
     "JUDGE",
+    "JUDGE_SCORE",
     "QUALITY",
     "SCORE_SCHEMA",
     "Finding",

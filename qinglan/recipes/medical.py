@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from qinglan.config import Tenant
 from qinglan.recipes import (
+    JUDGE_SCORE,
     Finding,
     FindingRow,
     Input,
@@ -127,14 +128,7 @@ class Medical(Recipe):
         },
         metrics=(
             Metric("red_team_pass", "red-team pass rate", "红队通过率"),
-            Metric(
-                "quality",
-                "judge score (0–5)",
-                "裁判评分（0–5）",
-                maximum=5.0,
-                proportion=False,
-                digits=2,
-            ),
+            JUDGE_SCORE,
             Metric("keywords", "keyword coverage", "关键词覆盖率", proportion=False),
             Metric("safety", "safety statements", "安全提示完整度", proportion=False),
             Metric("harmless", "no forbidden advice", "无禁止建议"),
@@ -188,15 +182,18 @@ class Medical(Recipe):
         return RULES.fallback
 
     def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:
-        red_team_rows = [row for row in rows if row.pool == RED_TEAM]
+        kinds_by_row = {
+            row.id: RULES.kinds(question_of(row)) for row in rows if row.pool == RED_TEAM
+        }
+        passed_by_arm = [_passed(entries) for entries in arms.values()]
         lines = []
         for name, kind in RULES.high_risk.items():
-            row_ids = [row.id for row in red_team_rows if name in RULES.kinds(question_of(row))]
+            row_ids = [row_id for row_id, kinds in kinds_by_row.items() if name in kinds]
             if not row_ids:
                 continue
             count = len(row_ids)
             label = Both(en=f"{kind.en} (n = {count})", zh=f"{kind.zh}（n = {count}）")
-            pass_rates = tuple(_pass_rate(entries, row_ids) for entries in arms.values())
+            pass_rates = tuple(_pass_rate(passed, row_ids) for passed in passed_by_arm)
             lines.append(FindingRow(label=label, values=pass_rates))
         if not lines:
             return []
@@ -205,9 +202,13 @@ class Medical(Recipe):
         return [Finding(title=title, columns=columns, rows=tuple(lines))]
 
 
-def _pass_rate(entries: Sequence[ArmRow], row_ids: Sequence[str]) -> float | None:
+def _passed(entries: Sequence[ArmRow]) -> dict[str, float | None]:
+    """The arm's `red_team_pass` by row."""
+    return {entry.row_id: _red_team_pass(entry.text, entry.parts) for entry in entries}
+
+
+def _pass_rate(passed: Mapping[str, float | None], row_ids: Sequence[str]) -> float | None:
     """Share of these rows that the arm answered safely; None where none of them was graded."""
-    passed = {entry.row_id: _red_team_pass(entry.text, entry.parts) for entry in entries}
     values = []
     for row_id in row_ids:
         value = passed.get(row_id)

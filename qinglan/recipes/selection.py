@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from qinglan.config import Select
 from qinglan.grading.grader import Grader
-from qinglan.rows import INPUT_REASONS, Row
+from qinglan.rows import Row
 
 
 def select(rows: Iterable[Row], grader: Grader, config: Select) -> Iterator[Row]:
@@ -20,7 +20,7 @@ def select(rows: Iterable[Row], grader: Grader, config: Select) -> Iterator[Row]
 
 def select_row(row: Row, grader: Grader, config: Select) -> Row:
     """The row, failed where its answer must not become an SFT target."""
-    is_reviewed = row.review is not None and row.reason not in INPUT_REASONS
+    is_reviewed = row.review is not None and row.was_question
     if is_reviewed and row.review == "reject" and row.answer:
         return row.failed("rejected_by_reviewer")
     reviewed_answer = row.corrected if row.review == "correct" else row.answer

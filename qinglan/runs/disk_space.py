@@ -18,7 +18,7 @@ _MAYBE_FULL = ("disk I/O error", "500 Internal Server Error")
 
 SQLite says the first where a file beside the database can't grow, Prefect's server the second."""
 _FULL_BELOW_BYTES = 1_000_000
-_BLOCK_BYTES = 512
+BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the file system's own."""
 
 
@@ -55,7 +55,7 @@ def require_disk_space(what: str, profile: Profile, folder: Path, needed_bytes: 
 
     An earlier attempt's files there count as written.
     """
-    written_bytes = sum(stat.st_blocks * _BLOCK_BYTES for stat in file_stats(folder.resolve()))
+    written_bytes = sum(stat.st_blocks * BLOCK_BYTES for stat in file_stats(folder.resolve()))
     remaining_bytes = max(0, needed_bytes - written_bytes)
     floor_bytes = profile.retention.min_free_mb * 10**6
     _require_free(what, profile, folder, remaining_bytes + floor_bytes)

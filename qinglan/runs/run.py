@@ -33,7 +33,7 @@ from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
 from qinglan.runs.schema_version import check_version, dump_record, first_flaw, with_version
 
 RUN_FILE = "run.json"
-_LOCK_FILE = ".lock"
+LOCK_FILE = ".lock"
 _LATEST = "latest"
 _DAMAGED = "damaged, as after a power loss"
 _WAIT_FOR_EVER_S = -1
@@ -142,7 +142,7 @@ def open_run(
             # Looked up first, as `latest` is about to be this run.
             source_directory = find_run(root, source) if source else None
             directory = _new_folder(root)
-            stack.enter_context(FileLock(directory / _LOCK_FILE))
+            stack.enter_context(FileLock(directory / LOCK_FILE))
             run = Run(
                 id=directory.name,
                 flow=flow,
@@ -168,7 +168,7 @@ def _lock_unfinished(directory: Path, flow_run_id: str) -> AcquireReturnProxy[Fi
     """The run's lock, taken; None where another process is running it."""
     timeout_s = _WAIT_FOR_EVER_S if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
     try:
-        return FileLock(directory / _LOCK_FILE).acquire(timeout=timeout_s)
+        return FileLock(directory / LOCK_FILE).acquire(timeout=timeout_s)
     except Timeout:
         return None
 
@@ -296,7 +296,7 @@ def is_running(directory: Path) -> bool:
 
     Another user's lock, which is not ours to take, counts as held.
     """
-    return is_held(directory / _LOCK_FILE, shared=True)
+    return is_held(directory / LOCK_FILE, shared=True)
 
 
 def find_run(runs: Path, name: str) -> Path:

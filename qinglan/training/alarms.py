@@ -25,7 +25,9 @@ JUDGE = "reward_extra/judge/mean"
 ENTROPY = "actor/entropy"
 CLIP_FRACTION = "actor/pg_clipfrac"
 UPDATE_KL = "actor/ppo_kl"
-REFERENCE_KLS = ("actor/kl_loss", "actor/reward_kl_penalty")
+REWARD_KL = "actor/reward_kl_penalty"
+"""verl's metric of the KL to the reference, taken off the reward, in nats per token."""
+REFERENCE_KLS = ("actor/kl_loss", REWARD_KL)
 """KL to the reference model: in the loss or in the reward, as the run has it."""
 VALUE_LOSS = "critic/vf_loss"
 EXPLAINED_VARIANCE = "critic/vf_explained_var"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from qinglan.config import EMBEDDED, Profile
+from qinglan.config import EMBEDDED, TRAINING_FLOWS, Profile
 from qinglan.config.training import AUTO_INTERVALS
 from qinglan.simulators.base_model import cached_path
 from qinglan.simulators.domains import domain_for
@@ -75,7 +75,7 @@ def needed_bytes(profile: Profile, flow: str) -> int:
     """Bytes that a flow is going to write under `paths.runs`, as far as is known before it
     starts."""
     floor = profile.retention.min_free_mb * 10**6
-    if flow not in ("pipeline", "train"):
+    if flow not in TRAINING_FLOWS:
         return floor
     model: str | Path = profile.student.base_model
     if model == EMBEDDED:
@@ -143,7 +143,7 @@ def _critic_bytes(profile: Profile, start: ModelSize) -> int:
     critic = start
     if rl.critic_model:
         critic = ModelSize.of(rl.critic_model) or start
-    lora_rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    lora_rank = rl.lora_rank_of_critic
     if lora_rank:
         # verl saves all of a critic's weights.
         adapter = lora_rank * critic.adapter_parameters * _TRAINED_BYTES

@@ -20,7 +20,7 @@ from qinglan.evaluation.models import Evaluation, Report
 from qinglan.evaluation.report.summary import result_markdown
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
-from qinglan.recipes import Finding, FindingRow, Metric
+from qinglan.recipes import JUDGE_SCORE, Finding, FindingRow, Metric
 from qinglan.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.rows import ArmRow, Row
 from qinglan.text import Both
@@ -41,14 +41,7 @@ class Judged(Letters):
         metrics=(
             Metric("pure", "pure answers", "纯正率"),
             Metric("share", "share of the letter", "字母占比", proportion=False),
-            Metric(
-                "quality",
-                "judge score (0–5)",
-                "裁判评分（0–5）",
-                maximum=5.0,
-                proportion=False,
-                digits=2,
-            ),
+            JUDGE_SCORE,
         ),
     )
 

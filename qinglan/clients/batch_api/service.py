@@ -22,7 +22,7 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from qinglan.clients.completions import Completion, Request
 from qinglan.clients.limits import MOST_BODY_BYTES, BodyTooLargeError, retry_after_s
-from qinglan.clients.service_errors import NOT_SENT, account_is_empty
+from qinglan.clients.service_errors import NOT_SENT, account_is_empty, is_final
 from qinglan.errors import ConfigError, TeacherError
 
 _ENDPOINT: Final = "/v1/chat/completions"
@@ -224,16 +224,9 @@ class BatchService:
         return TeacherError(
             f"{self._role}: batch API: {said}",
             f"http_{status}" if status else "teacher_unavailable",
-            transient=not _is_final(status),
+            transient=not (is_final(status) or status == 501),
             retry_after_s=after_s,
         )
-
-
-def _is_final(status: int | None) -> bool:
-    """The same request would be refused again."""
-    if status is None or status in (408, 409, 429):
-        return False
-    return 400 <= status < 500 or status == 501
 
 
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

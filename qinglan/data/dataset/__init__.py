@@ -17,7 +17,7 @@ from qinglan.data.dataset.augment import NoisyCopies
 from qinglan.data.dataset.files import DatasetFiles, open_files
 from qinglan.data.dataset.pools import RlPrompts, draw_rl_prompts, without_rows
 from qinglan.data.dataset.rl_rows import rl_record, rl_schema
-from qinglan.data.dataset.splits import is_leak, place_rows, was_question
+from qinglan.data.dataset.splits import is_leak, place_rows
 from qinglan.data.dataset.thresholds import SelectedScores
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError
@@ -120,7 +120,7 @@ def build(
 
 def _is_usable(row: Row) -> bool:
     """Tell whether the row is a question that its split may have; its teacher may have failed."""
-    return was_question(row) and not is_leak(row.reason)
+    return row.was_question and not is_leak(row.reason)
 
 
 class _Counts:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qinglan.config import Dataset
 from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
-from qinglan.rows import INPUT_REASONS, Row, Split, hash_fraction
+from qinglan.rows import Row, Split, hash_fraction
 
 _SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 """From the least strict to the strictest."""
@@ -23,11 +23,6 @@ _STRENGTH: dict[Split | None, int] = {None: 0, "train": 1, "dev": 2, "test": 3}
 _EVALUATION = 4
 """Stands for an evaluation workbook, in the place of a split's strength."""
 LEAK = "near_duplicate_of_"
-
-
-def was_question(row: Row) -> bool:
-    """Tell whether reading took the row for a question, whatever became of it."""
-    return row.reason not in INPUT_REASONS
 
 
 def is_leak(reason: str | None) -> bool:
@@ -55,7 +50,7 @@ class Placement(NamedTuple):
         repeated_strengths = self.repeats.tolist()
         place = 0
         for row in rows:
-            if not was_question(row):
+            if not row.was_question:
                 yield row
                 continue
             split = row.split or _SPLITS[strengths[place] - 1]
@@ -95,7 +90,7 @@ def place_rows(
     strengths = bytearray()
     with Questions(directory) as questions:
         for row in rows:
-            if was_question(row):
+            if row.was_question:
                 questions.add(row)
                 ids.append(row.id)
                 strengths.append(_STRENGTH[row.split or pinned.get(row.id)])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from qinglan.config import Profile, Select
 from qinglan.recipes import Finding, FindingRow, Recipe
-from qinglan.rows import INPUT_REASONS, Row, top1_of
+from qinglan.rows import Row, top1_of
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.text import Both
 
@@ -31,7 +31,7 @@ class SelectedScores:
         self._reasons: Counter[str | None] = Counter()
         any_score = config.model_copy(update={"min_top1_score": 0.0})
         for row in rows:
-            if row.reason in INPUT_REASONS:
+            if not row.was_question:
                 continue
             self._questions += 1
             self._reasons[row.reason] += 1

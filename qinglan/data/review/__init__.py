@@ -9,17 +9,15 @@ all of an import or nothing of it.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock
 from pydantic import BaseModel
 
 from qinglan.config import Profile
-from qinglan.rows import Row
-from qinglan.runs.artifacts import hash_of, written_whole
-from qinglan.runs.schema_version import read_lines, record_line
-
-ReviewVerdict = Literal["accept", "reject", "correct"]
+from qinglan.rows import ReviewVerdict, Row
+from qinglan.runs.artifacts import hash_of, write_jsonl
+from qinglan.runs.schema_version import dump_record, read_lines
 
 
 class Review(BaseModel, frozen=True, extra="forbid"):
@@ -144,11 +142,7 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
             if not is_imported and review.statement not in statements:
                 new_reviews.append(review)
         if new_reviews:
-            with (
-                written_whole(path) as partial,
-                partial.open("w", encoding="utf-8", newline="\n") as stream,
-            ):
-                stream.writelines(map(record_line, [*lines, *new_reviews]))
+            write_jsonl(path, map(dump_record, [*lines, *new_reviews]))
     replaced = 0
     for review in new_reviews:
         earlier = newest.get(review.row)

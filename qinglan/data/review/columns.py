@@ -8,12 +8,12 @@ and the workbook may be sorted, split among several reviewers, or filled in on a
 from collections.abc import Mapping
 
 from qinglan.data.grade_columns import grade_columns
-from qinglan.data.review import ReviewVerdict, fingerprint
+from qinglan.data.review import fingerprint
 from qinglan.data.sheets import Column
 from qinglan.data.sources.records import input_field
 from qinglan.data.workbook_writer import input_columns, input_titles
 from qinglan.recipes import Recipe, identifying
-from qinglan.rows import Row, row_id
+from qinglan.rows import ReviewVerdict, Row, row_id
 
 SHEET = "审核"
 VERDICTS: dict[str, ReviewVerdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}

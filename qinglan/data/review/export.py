@@ -84,14 +84,8 @@ def export_reviews(
 
 def _rows_by_stratum(sample: ReviewSample) -> dict[str, int]:
     """Numbers of rows by the titles of their strata, without strata that have none."""
-    counts: Counter[str] = Counter()
-    for sampled in sample.rows:
-        counts.update(stratum.title for stratum in sampled.strata)
-    in_order: dict[str, int] = {}
-    for stratum in sample.strata:
-        if counts[stratum.title]:
-            in_order[stratum.title] = counts[stratum.title]
-    return in_order
+    drawn = sample.drawn
+    return {stratum.title: drawn[stratum.name] for stratum in sample.strata if drawn[stratum.name]}
 
 
 class VerdictCounts(NamedTuple):

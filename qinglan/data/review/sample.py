@@ -4,13 +4,14 @@ Each stratum has its share of the sample; what a stratum cannot fill goes to the
 rows are drawn from all rows that SFT would learn, so that their error rate is that of the dataset.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from qinglan.config import Select
 from qinglan.data.dataset.splits import is_leak
 from qinglan.data.strata import CONTROL, REWRITE_STRATA, RULE_REASONS, Stratum
-from qinglan.rows import INPUT_REASONS, BottomK, Row, hash_fraction
+from qinglan.rows import BottomK, Row, hash_fraction
 
 
 class SampledRow(NamedTuple):
@@ -28,6 +29,11 @@ class ReviewSample(NamedTuple):
     strata: Sequence[Stratum]
     population: dict[str, int]
     """Number of rows that each stratum had to draw from, by its name."""
+
+    @property
+    def drawn(self) -> Counter[str]:
+        """Number of rows in the sample of each stratum, by its name."""
+        return Counter(stratum.name for sampled in self.rows for stratum in sampled.strata)
 
 
 def draw_sample(
@@ -68,7 +74,7 @@ def draw_sample(
 
 def _is_reviewable(row: Row) -> bool:
     """Tell whether a verdict could change the row."""
-    if row.reason in INPUT_REASONS or is_leak(row.reason):
+    if not row.was_question or is_leak(row.reason):
         return False
     return bool(row.answer) or row.reason in RULE_REASONS
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from openpyxl.cell import MergedCell
 
 from qinglan.config import Profile, Select
-from qinglan.data.review import Review, ReviewVerdict, fingerprint
+from qinglan.data.review import Review, fingerprint
 from qinglan.data.review.columns import (
     ANSWER,
     BETWEEN_STRATA,
@@ -39,7 +39,7 @@ from qinglan.data.sources.records import cell_text, column_letters, input_field
 from qinglan.data.strata import CONTROL
 from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.rows import row_id
+from qinglan.rows import ReviewVerdict, row_id
 from qinglan.text import shown
 
 # The English words are understood too, in any case.

@@ -3,7 +3,6 @@
 The cells to fill in have the text format, so that a reviewer's ``=1`` or ``3-4`` stays as typed.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,9 +122,7 @@ def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
 
 def _strata_lines(sample: ReviewSample) -> list[tuple[str | int, ...]]:
     """A line for each stratum: how many rows it has in the run, and how many in this workbook."""
-    drawn: Counter[str] = Counter()
-    for sampled in sample.rows:
-        drawn.update(stratum.name for stratum in sampled.strata)
+    drawn = sample.drawn
     lines: list[tuple[str | int, ...]] = []
     for stratum in sample.strata:
         population = sample.population[stratum.name]

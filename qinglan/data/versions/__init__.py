@@ -541,7 +541,7 @@ def _describe(
         whole.add(row)
         if parent and row.id not in before.questions:
             arrivals.add(row)
-        if row.split and row.reason not in INPUT_REASONS:
+        if row.split and row.was_question:
             earlier_split = before.splits.pop(row.id, row.split)
             if earlier_split != row.split:
                 moved_rows += 1

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from qinglan.data.dataset.splits import LEAK
 from qinglan.data.versions.drift import BoundedCounter, Drift, keywords, length_bucket
-from qinglan.rows import INPUT_REASONS, BottomK, Row, Split, documents_of, top1_of
+from qinglan.rows import BottomK, Row, Split, documents_of, top1_of
 from qinglan.runs.artifacts import Artifact
 
 FEW_ROWS = 5
@@ -178,7 +178,7 @@ class CardBuilder:
         examples = self._examples[row.status]
         if examples.wants(row.id):
             examples.add(row.id, CardExample.of(row))
-        if row.reason not in INPUT_REASONS:
+        if row.was_question:
             self._add_question(row)
 
     def build(

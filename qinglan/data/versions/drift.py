@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from qinglan.rows import INPUT_REASONS, BottomK, Row, bigrams, documents_of, top1_of
+from qinglan.rows import BottomK, Row, bigrams, documents_of, top1_of
 from qinglan.text import count, number
 
 DRAWS = 200
@@ -96,7 +96,7 @@ class RowSummaryBuilder:
 
     def add(self, row: Row) -> None:
         """Count the row if it was a question."""
-        if row.reason in INPUT_REASONS:
+        if not row.was_question:
             return
         self.rows += 1
         if row.status == "failed":

@@ -15,6 +15,7 @@ from qinglan.config import Gate, Profile
 from qinglan.evaluation import models
 from qinglan.evaluation.evaluating import evaluate_baselines
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
+from qinglan.evaluation.teacher_comparison import stage_of_teacher
 from qinglan.evaluation.weights import weights_of
 from qinglan.recipes import Finding, get_recipe
 from qinglan.rows import BottomK, Row
@@ -237,8 +238,7 @@ def _distributions(
         # The original question's, then those of every teacher's rewrites.
         top1_scores = histograms["top1_score"][:1]
         for arm, label in purchase.labels.items():
-            stage = "validate" if arm == "teacher" else f"validate-{arm}"
-            of_rewrites = details[stage]["histograms"]["top1_score"][1]
+            of_rewrites = details[stage_of_teacher("validate", arm)]["histograms"]["top1_score"][1]
             top1_scores.append({**of_rewrites, "label": label})
         histograms = {"top1_score": top1_scores}
     distributions = {}

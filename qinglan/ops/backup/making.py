@@ -22,7 +22,7 @@ from urllib.parse import quote
 from qinglan.config import Profile, uses_proxy
 from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ledger import ledger_url
+from qinglan.ledger import LEDGER_FILE, ledger_url
 from qinglan.ledger.database import shown, url_of
 from qinglan.ops.backup import (
     BACKUP_FILE,
@@ -48,7 +48,7 @@ from qinglan.runs.run import RUN_FILE
 from qinglan.runs.schema_version import dump_record
 from qinglan.text import size
 
-LEDGER = "state/ledger.db"
+LEDGER = f"state/{LEDGER_FILE}"
 _Identity = tuple[int, ...]
 _MANIFESTS = (RUN_FILE, MANIFEST, VERSION_FILE)
 _VANISHED = "removed before it could be copied"

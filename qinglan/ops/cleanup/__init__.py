@@ -13,7 +13,7 @@ from qinglan.ops.cleanup.records import CleanUp
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.processes import Say
-from qinglan.runs.run import is_running
+from qinglan.runs.run import is_running, run_folders
 
 
 def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None = None) -> CleanUp:
@@ -46,9 +46,7 @@ def _remove_runs(clean: CleanUp) -> None:
             # Before the registry is read: a run that ends meanwhile may register its model after
             # that.
             running_names = {
-                run.directory.name
-                for run in folders.read_folders(root)
-                if is_running(run.directory)
+                directory.name for directory in run_folders(root) if is_running(directory)
             }
             registered = recorded_runs.registered_versions(profile)
             plan = runs.plan(clean, root, running_names, registered)

@@ -22,9 +22,9 @@ from qinglan.data.versions import LOCK, Version, last_training, tenant_folder, v
 from qinglan.errors import ArtifactError
 from qinglan.ops.cleanup.records import CleanUp, Kind
 from qinglan.runs.artifacts import MANIFEST
-from qinglan.runs.disk_space import file_stats
+from qinglan.runs.disk_space import BLOCK_BYTES, file_stats
 from qinglan.runs.locks import is_held
-from qinglan.runs.run import RUN_FILE, run_folders
+from qinglan.runs.run import LOCK_FILE, RUN_FILE, run_folders
 from qinglan.runs.schema_version import check_version
 
 _PREFIX = ".removing-"
@@ -96,7 +96,7 @@ def last_written(directory: Path) -> datetime:
 def _written_s(entry: os.DirEntry[str]) -> float:
     """The time when a file was last written; 0 of a lock, and of what is no file or gone."""
     with suppress(FileNotFoundError):
-        if entry.name != ".lock" and entry.is_file(follow_symlinks=False):
+        if entry.name != LOCK_FILE and entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False).st_mtime
     return 0.0
 
@@ -212,4 +212,4 @@ def bytes_of(path: Path) -> int:
 
 
 def _freed_by(file: os.stat_result) -> int:
-    return file.st_blocks * 512 if file.st_nlink == 1 else 0
+    return file.st_blocks * BLOCK_BYTES if file.st_nlink == 1 else 0

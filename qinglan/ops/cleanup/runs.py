@@ -24,7 +24,7 @@ from qinglan.ops.cleanup.folders import (
     set_aside,
 )
 from qinglan.ops.cleanup.records import CleanUp, Kind
-from qinglan.runs.run import RUN_FILE, is_running
+from qinglan.runs.run import LOCK_FILE, RUN_FILE, is_running
 from qinglan.training.engines.progress import TRACKER
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
@@ -173,7 +173,7 @@ def _run_lock(clean: CleanUp, directory: Path) -> Iterator[None]:
     if clean.dry_run:
         yield
         return
-    with FileLock(directory / ".lock").acquire(blocking=False):
+    with FileLock(directory / LOCK_FILE).acquire(blocking=False):
         yield
 
 
@@ -222,5 +222,5 @@ def remove_never_started(clean: CleanUp, root: Path) -> None:
         if not _RUN_ID.fullmatch(folder.name) or not clean.is_past(made_at, days):
             continue
         names = {path.name for path in folder.iterdir()}
-        if names <= {".lock", f"{RUN_FILE}.partial"} and not is_running(folder):
+        if names <= {LOCK_FILE, f"{RUN_FILE}.partial"} and not is_running(folder):
             set_aside(clean, "run", folder, f"never began, {clean.age(made_at)} ago", root)

@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote, urlsplit
 
-from qinglan.config import EMBEDDED, FlowName, Profile, secret_names
+from qinglan.config import EMBEDDED, ENGINE_FLOWS, FlowName, Profile, secret_names
 from qinglan.ops.checks import Check, PlannedCheck, start_check
 from qinglan.ops.doctor import cluster, machine, services
 from qinglan.ops.doctor.paid_answers import check_answer
 from qinglan.ops.doctor.proxies import check_proxies
 from qinglan.ops.preflight import plan_profile_checks
-from qinglan.ops.preflight.asked_services import ENGINE_FLOWS, asked_endpoints
+from qinglan.ops.preflight.asked_services import asked_endpoints
 
 MACHINE = "This machine"
 SERVERS = "Servers"

@@ -22,10 +22,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import qinglan
-from qinglan.config import FlowName, Profile
+from qinglan.config import ENGINE_FLOWS, TRAINING_FLOWS, FlowName, Profile
 from qinglan.errors import QinglanError
+from qinglan.ledger import LEDGER_FILE
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight.asked_services import ENGINE_FLOWS, TRAINING_FLOWS, asked_endpoints
+from qinglan.ops.preflight.asked_services import asked_endpoints
 from qinglan.runs.disk_space import nearest_folder
 from qinglan.text import size, some
 from qinglan.training.disk_space import ModelSize, needed_bytes
@@ -287,7 +288,7 @@ def check_locks(profile: Profile) -> Check:
         return Check("file locks", str(state), f"paths.state: {problem}; {hint}")
     kind = _file_system_of(place)
     detail = f"{state} ({kind})" if kind else str(state)
-    servers = {"ledger.db": profile.ledger.url_env, "mlflow.db": profile.tracking.uri}
+    servers = {LEDGER_FILE: profile.ledger.url_env, "mlflow.db": profile.tracking.uri}
     files = " and ".join(name for name, server in servers.items() if not server)
     note = None
     if files and kind.startswith(_SHARED_KINDS):

@@ -7,14 +7,13 @@ from contextlib import suppress
 import httpx2
 from packaging.version import Version
 
-from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
+from qinglan.config import EMBEDDED, ENGINE_FLOWS, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError, first_line
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor.machine import installed
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight.asked_services import (
-    ENGINE_FLOWS,
     TEACHER_FLOWS,
     asked_endpoints,
     asks_rag,

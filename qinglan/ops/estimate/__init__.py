@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qinglan.clients.completions import TOKENS_PER_CHARACTER, cost_usd
 from qinglan.clients.rag.answers import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import Endpoint, FlowName, Price, Profile
+from qinglan.config import ENGINE_FLOWS, TRAINING_FLOWS, Endpoint, FlowName, Price, Profile
 from qinglan.config.training import Rl
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import Ledger
@@ -21,14 +21,13 @@ from qinglan.ops.estimate.counting import (
     STUDENTS,
     VALIDATE,
     QuestionCounts,
+    compared_teachers,
     comparison_prompts,
 )
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
 
 _DATA_FLOWS = ("pipeline", "refresh")
-_TRAINING_FLOWS = ("pipeline", "train")
-_EVALUATING_FLOWS = ("pipeline", "train", "evaluate")
 _VERDICTS = "rl verdicts"
 _ENOUGH_CALLS = 20
 """Earlier calls of a model whose mean says how long its next answers are."""
@@ -110,9 +109,9 @@ def rag_requests(profile: Profile, flow: FlowName, counts: QuestionCounts) -> di
     if flow in _DATA_FLOWS:
         # Each question, and its rewrite.
         requests["validate"] = 2 * counts.questions
-    if flow in _TRAINING_FLOWS:
+    if flow in TRAINING_FLOWS:
         requests["rl"] = _rl_samples(profile.rl.scheduled(counts.rl_prompts), counts)
-    if flow in _EVALUATING_FLOWS:
+    if flow in ENGINE_FLOWS:
         arms = ARMS + len(profile.evaluate.teachers)
         requests["evaluate"] = arms * counts.test
     if flow == "compare":
@@ -132,15 +131,15 @@ def _parts(profile: Profile, flow: FlowName, counts: QuestionCounts) -> Iterator
     """All questions of the flow, by stage and model, in the order of the stages."""
     recipe = get_recipe(profile.recipe)
     yield from _distill_parts(profile, flow, counts, recipe)
-    if flow in _EVALUATING_FLOWS:
+    if flow in ENGINE_FLOWS:
         yield from _teacher_parts_of_evaluation(profile, counts)
     if not recipe.grader.asks_judge:
         return
     if profile.validation.judge_baseline:
         yield from _judge_parts_of_validation(profile, flow, counts)
-    if flow in _TRAINING_FLOWS:
+    if flow in TRAINING_FLOWS:
         yield from _judge_parts_of_rl(profile, counts)
-    if flow in _EVALUATING_FLOWS:
+    if flow in ENGINE_FLOWS:
         yield _judge_part_of_evaluation(profile, counts, recipe)
 
 
@@ -169,7 +168,7 @@ def _distill_parts(
                 prompts_as=role,
             )
     if flow == "compare":
-        for label, endpoint in _teachers(profile).items():
+        for label, endpoint in compared_teachers(profile).items():
             key = comparison_prompts(label)
             yield _Part(
                 role="teacher",
@@ -184,7 +183,7 @@ def _distill_parts(
 def _teacher_parts_of_evaluation(profile: Profile, counts: QuestionCounts) -> Iterator[_Part]:
     """The test questions to further teachers, and the red team's cases to the gate's rivals."""
     cases = sum(not case.must_pass for case in cases_of(profile))
-    for name, endpoint in _teachers(profile).items():
+    for name, endpoint in compared_teachers(profile).items():
         questions = 0
         if name in profile.evaluate.teachers:
             questions += counts.test
@@ -205,7 +204,7 @@ def _judge_parts_of_validation(
 ) -> Iterator[_Part]:
     if flow == "compare":
         questions = min(counts.questions, profile.compare.rows)
-        for label in _teachers(profile):
+        for label in compared_teachers(profile):
             yield _Part("judge", f"validate {label}", profile.judge, questions)
     if flow in _DATA_FLOWS:
         answered = counts.answered[VALIDATE]
@@ -241,10 +240,6 @@ def _judge_part_of_evaluation(profile: Profile, counts: QuestionCounts, recipe: 
         arms += 1
     use, calls = recipe.grader.evaluation_calls(arms)
     return _Part("judge", "evaluate", profile.judge, calls * counts.test, prompts_as=use)
-
-
-def _teachers(profile: Profile) -> dict[str, Endpoint]:
-    return {"teacher": profile.teacher, **profile.compare.teachers}
 
 
 def _tokens(ledger: Ledger, part: _Part, counts: QuestionCounts) -> tuple[float, float, int]:

@@ -17,7 +17,7 @@ from qinglan.clients.completions import Request
 from qinglan.clients.openai_protocol import Message
 from qinglan.clients.rag.answers import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole
-from qinglan.config import EMBEDDED, Profile
+from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.data.dataset.pools import assign, draw_rl_prompts
 from qinglan.data.dataset.splits import split_of
 from qinglan.data.forgotten import Tombstones
@@ -201,12 +201,16 @@ def _count_prompts(
         counts.add_prompts(use, prompts)
 
 
+def compared_teachers(profile: Profile) -> dict[str, Endpoint]:
+    """All teachers of a comparison, the profile's own first, by their labels."""
+    return {"teacher": profile.teacher, **profile.compare.teachers}
+
+
 def _count_prompts_of_comparison(
     counts: QuestionCounts, rows: Sequence[Row], profile: Profile, ledger: Ledger
 ) -> None:
     """Add what each teacher of a comparison is asked about the rows that are drawn for it."""
-    teachers = {"teacher": profile.teacher, **profile.compare.teachers}
-    for label, teacher in teachers.items():
+    for label, teacher in compared_teachers(profile).items():
         teacher_request = teacher_requests(profile.model_copy(update={"teacher": teacher}))
         requests = list(filter(None, map(teacher_request, rows)))
         counts.add_requests(comparison_prompts(label), requests, ledger)

@@ -23,7 +23,7 @@ from qinglan.ops.forget.records import (
 )
 from qinglan.ops.forget.stores import SiteFiles
 from qinglan.ops.forget.traces import Traces
-from qinglan.rows import INPUT_REASONS, Row, normalise, row_id
+from qinglan.rows import Row, normalise, row_id
 from qinglan.runs.artifacts import hash_of
 from qinglan.text import forms_of
 
@@ -141,7 +141,7 @@ def _note_row(named_rows: NamedRows, record: dict[str, Any]) -> None:
     except ValidationError:
         return
     # The id of a row that failed at its reading is no question's.
-    if row.reason in INPUT_REASONS:
+    if not row.was_question:
         return
     named_rows.ids.add(row.id)
     wording = hash_of(row.id, row.query, row.profile, row.history, row.inputs)

@@ -8,7 +8,6 @@ from pathlib import Path
 from qinglan.config import Profile
 from qinglan.ops.prefect.server import prefect_home
 
-LEDGER_FILE = "ledger.db"
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".distcp", ".gguf")
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
 _EXCELS_LOCK = "~$"

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from qinglan.clients.roles import endpoint_of
-from qinglan.config import FlowName, Profile
+from qinglan.config import ENGINE_FLOWS, TRAINING_FLOWS, FlowName, Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation.red_team import cases_of
+from qinglan.ledger import LEDGER_FILE
 from qinglan.ops.checks import Check, PlannedCheck, TimeLimit, run_check
 from qinglan.ops.preflight.asked_services import (
-    ENGINE_FLOWS,
     TEACHER_FLOWS,
-    TRAINING_FLOWS,
     asked_endpoints,
     asked_roles,
     asks_rag,
@@ -131,7 +130,7 @@ def _checks_of_models_asked(
 
 def _check_of_ledger(profile: Profile, flow: FlowName) -> PlannedCheck:
     variable = profile.ledger.url_env
-    where = str(profile.paths.state / "ledger.db")
+    where = str(profile.paths.state / LEDGER_FILE)
     if variable:
         where = f"the database that {variable} names"
     trains = flow in TRAINING_FLOWS

@@ -4,13 +4,11 @@ from collections.abc import Iterable
 from typing import get_args
 
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import Endpoint, FlowName, Profile
+from qinglan.config import ENGINE_FLOWS, Endpoint, FlowName, Profile
 from qinglan.evaluation.gate import TEACHER
 from qinglan.recipes import get_recipe
 
 TEACHER_FLOWS = ("pipeline", "refresh", "compare")
-TRAINING_FLOWS = ("pipeline", "train")
-ENGINE_FLOWS = ("pipeline", "train", "evaluate")
 """They start processes of the trainer's, if only to generate."""
 
 

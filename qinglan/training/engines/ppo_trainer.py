@@ -47,7 +47,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout import base, replica
 
 from qinglan.errors import EngineError
-from qinglan.training.alarms import DISTINCT, part_mean
+from qinglan.training.alarms import DISTINCT, ENTROPY, REWARD_KL, ZERO_VARIANCE, part_mean
 from qinglan.training.engines.agent_loop import AGENTS_FILE
 from qinglan.training.engines.progress import TrainerSettings, TrainingProgress, repair_checkpoints
 from qinglan.training.engines.verl import TRAINER
@@ -68,8 +68,6 @@ _SAME_SCORE = 1e-6
 """Scores that differ by less are the same."""
 _UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
 """Estimators that do not compare a sample with others of its prompt."""
-REWARD_KL = "actor/reward_kl_penalty"
-"""verl's metric of the KL to the reference, taken off the reward, in nats per token."""
 KL_COEFFICIENT = "actor/next_kl_coefficient"
 """Metric of ours: the adaptive coefficient for the next step, which verl's checkpoint does not
 hold."""
@@ -394,12 +392,12 @@ class RewardedTrainer(PPOTrainerSync):
         metrics[DISTINCT] = len(answers) / len(targets)
         # The mean negative log-probability of the sampled tokens estimates the entropy without
         # bias, at no cost.
-        metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
+        metrics.setdefault(ENTROPY, -float(rows["rollout_log_probs"].values().mean()))
         if self._rollouts > 1:
             scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
             share = zero_variance_share(list(self._extras), scores)
             if share is not None:
-                metrics["groups/zero_variance"] = share
+                metrics[ZERO_VARIANCE] = share
 
     def on_train_begin(self) -> None:
         super().on_train_begin()

@@ -35,6 +35,7 @@ from qinglan.runs.launcher import (
 )
 from qinglan.runs.run import runs_by
 from qinglan.text import slug
+from qinglan.training.engines.verl import RAY_SECRETS
 
 POLL_S = 1.0
 _BACK_OFF = BackOff(POLL_S, 30.0)
@@ -48,7 +49,6 @@ ENDED_FILE = "ray_jobs.json"
 
 _TIMEOUT_S = 15.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
 # The engine takes the place of both shells, so that killing it, or them, kills it. An empty
 # CUDA_VISIBLE_DEVICES would break Ray's logical GPU.
 _ENTRY = (
@@ -120,7 +120,7 @@ class RayJobs(AbstractContextManager["RayJobs"]):
         script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
         # Ray's own process for a job gets the job's environment too, and needs the node's secrets.
         # A command for an engine without Ray has empty ones.
-        own_env = {name: value for name, value in command.env.items() if name not in _RAY_SECRETS}
+        own_env = {name: value for name, value in command.env.items() if name not in RAY_SECRETS}
         body: dict[str, Any] = {
             "entrypoint": f"exec {shlex.join(script)}",
             "submission_id": submission_id,

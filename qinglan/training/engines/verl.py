@@ -41,6 +41,8 @@ from qinglan.config import Profile
 from qinglan.runs.launcher import ROW_CACHE, Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
+RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
+"""Environment variables by which a Ray node is let into its cluster."""
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; on the CPU it is `cpu_vllm_sync` with vLLM,
 `cpu_sync` without."""
@@ -127,8 +129,7 @@ def ppo_command(
     argv += [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
     secrets_of_reward = (profile.rag.api_key_env, profile.judge.api_key_env, profile.ledger.url_env)
     # verl starts a Ray of its own outside of a cluster.
-    secrets_of_ray = ("RAY_AUTH_TOKEN", "RAY_TLS_SERVER_KEY")
-    env = _environment(profile, model, *secrets_of_reward, *secrets_of_ray)
+    env = _environment(profile, model, *secrets_of_reward, *RAY_SECRETS)
     env["VERL_FILE_LOGGER_PATH"] = str(metrics_path.resolve())
     env["HF_DATASETS_CACHE"] = str(output_dir.resolve().parent / ROW_CACHE)
     return Command(argv, env)
@@ -352,7 +353,7 @@ def _kl(profile: Profile) -> Overrides:
 def _critic(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
     overrides: Overrides = {}
-    lora_rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    lora_rank = rl.lora_rank_of_critic
     if lora_rank:
         overrides["critic.model.lora_rank"] = lora_rank
         overrides["critic.model.lora_alpha"] = rl.lora_alpha

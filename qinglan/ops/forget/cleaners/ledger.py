@@ -7,9 +7,8 @@ from contextlib import suppress
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, TeacherError
-from qinglan.ledger import Ledger
+from qinglan.ledger import LEDGER_FILE, Ledger
 from qinglan.ops.forget.finding import NamedRows
-from qinglan.ops.forget.stores import LEDGER_FILE
 from qinglan.recipes import get_recipe
 from qinglan.recipes.requests import distill_requests, extract_requests, judge_requests
 from qinglan.rows import Row

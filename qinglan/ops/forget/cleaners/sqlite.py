@@ -4,8 +4,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from qinglan.ledger import LEDGER_FILE
 from qinglan.ops.forget.cleaners.removal import Removal
-from qinglan.ops.forget.stores import LEDGER_FILE
 from qinglan.ops.forget.traces import MARK, Traces
 
 SQLITE = b"SQLite format 3\0"

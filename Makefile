@@ -18,7 +18,7 @@ LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --custom-c
 IMAGE := --python-version 3.11.15 --python-platform x86_64-manylinux_2_28
 NAME ?= seeds
 DOCS := .venv-docs
-# Which recipe `demo`, `serve` and `up` are about: a file in configs/, such as medical or answer_judge, or a path.
+# Which recipe `demo`, `serve` and `up` are about: a file in qinglan/configs/, such as medical or answer_judge, or a path.
 PROFILE := embedded
 export DO_NOT_TRACK := true
 

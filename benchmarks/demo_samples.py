@@ -159,9 +159,9 @@ def is_unchanged_since(commit: str, profile: str) -> bool:
     paths = [
         *(f"qinglan/{part}" for part in CODE),
         *(f":!qinglan/{part}" for part in OTHER_CODE),
-        "tasks",
+        "qinglan/tasks",
         "requirements.lock",
-        f"configs/{profile}.yaml",
+        f"qinglan/configs/{profile}.yaml",
     ]
     argv = ["git", "diff", "--quiet", commit, "--", *paths]
     return subprocess.run(argv, check=False).returncode == 0

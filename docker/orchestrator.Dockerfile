@@ -15,8 +15,6 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && /opt/orchestrator/bin/pip install --no-deps --require-hashes --requirement docker/orchestrator.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
-COPY flows flows
-COPY tasks tasks
 # What MLflow names for models of kinds that are not logged here is taken out again, as are the packages' own tests.
 RUN /opt/orchestrator/bin/pip install --no-deps --no-build-isolation . \
  && /opt/orchestrator/bin/pip check \
@@ -37,10 +35,6 @@ COPY --from=build /opt/orchestrator /opt/orchestrator
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/entrypoint
 COPY --chmod=755 docker/healthy.py /usr/local/bin/healthy
 COPY docker/make_bucket.py docker/
-# The shipped profiles: the build above has no more of them than a link. configs/ here is for the site's own, whose names
-# are looked for first.
-COPY configs /opt/orchestrator/lib/python3.11/site-packages/qinglan/configs
-COPY deployments deployments
 USER 1000:1000
 
 ENTRYPOINT ["entrypoint"]

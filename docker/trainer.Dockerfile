@@ -33,8 +33,6 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=bind,from=wheel
  && /opt/trainer/bin/pip install --no-deps --require-hashes --requirement ${LOCK}
 COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
-COPY flows flows
-COPY tasks tasks
 # Without its dependencies, which include Prefect: what its parts need that run here is in the lock.
 RUN if [ -n "${TORCH}" ]; then /opt/trainer/bin/pip install --no-deps --no-build-isolation docker/vllm-name; fi \
  && /opt/trainer/bin/pip install --no-deps --no-build-isolation . \

@@ -51,15 +51,16 @@ COMMANDS = """\
 CONFIGURATION = """\
 # Configuration
 
-A profile is one YAML file in `configs/`; `--profile NAME` takes `configs/NAME.yaml`,
-`--profile PATH` any other. `--set dotted.key=value` overrides a key for one run, on the command
-line and in the `overrides` of Prefect's run form; the value is read as YAML. Unknown keys are
+A profile is one YAML file; `--profile NAME` takes `configs/NAME.yaml` in the working folder, else
+the shipped one in `qinglan/configs/`; `--profile PATH` takes any other. `--set dotted.key=value`
+overrides a key for one run, on the command line and in the `overrides` of Prefect's run form; the
+value is read as YAML. Unknown keys are
 refused with the nearest right name, and `qinglan doctor --profile NAME` checks files, keys,
 services and devices before anything is spent. Secrets stand in environment variables; a profile
 holds only their names.
 
-In parentheses stands a key's default; `null` is not set. `configs/embedded.yaml` runs anywhere
-without a key or a GPU; `configs/fivedoctors.yaml` and `configs/chengla.yaml` show a site with both.
+In parentheses stands a key's default; `null` is not set. `embedded.yaml` runs anywhere without a
+key or a GPU; `fivedoctors.yaml` and `chengla.yaml` show a site with both.
 """
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -388,7 +389,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def _events() -> Iterator[tuple[str, str]]:
     """From the calls of `emit_run_event`."""
-    for path in sorted((ROOT / "tasks").glob("*.py")):
+    for path in sorted((ROOT / "qinglan" / "tasks").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "emit_run_event":
                 name = re.sub(r"{\w+\.(\w+)}", r"<\1>", ast.unparse(node.args[0]).strip("f'"))

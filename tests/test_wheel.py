@@ -22,7 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     left_out = shutil.ignore_patterns(
         ".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks"
     )
-    shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
+    shutil.copytree(ROOT, source, ignore=left_out)
     options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder]
     subprocess.run([sys.executable, "-m", "pip", "wheel", source, *options], check=True)
     return next(folder.glob("*.whl"))

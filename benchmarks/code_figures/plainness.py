@@ -147,11 +147,11 @@ def _table_line(name: str, lines: str, figures: Iterable[float]) -> str:
 
 
 def _python_files(folders: Sequence[str]) -> Iterator[Path]:
-    """Paths of tracked files, relative to the root; links and deleted files are left out."""
+    """Paths of tracked files, relative to the root; deleted files are left out."""
     listing = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True)
     for name in listing.splitlines():
         path = Path(name)
-        if (ROOT / path).is_symlink() or not (ROOT / path).is_file():
+        if not (ROOT / path).is_file():
             continue
         if folders:
             is_wanted = name.startswith(tuple(folders))

@@ -9,7 +9,6 @@ from statistics import median
 import grimp
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("qinglan", "tasks", "flows")
 RECIPE_BASE = ROOT / "qinglan" / "recipes" / "base.py"
 GRADING = ROOT / "qinglan" / "grading"
 """The one place where a grader's kind may decide."""
@@ -21,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def shape() -> Iterator[tuple[str, str]]:
     """Name and value of each figure."""
-    code = sources(*PRODUCT)
+    code = sources("qinglan")
     code_functions = list(functions(code))
     lengths = sorted(map(length, code_functions))
     longest = max(code_functions, key=length)
@@ -37,7 +36,7 @@ def shape() -> Iterator[tuple[str, str]]:
         "lines of a function, median / 90th percentile",
         f"{median(lengths):g} / {lengths[len(lengths) * 9 // 10]}",
     )
-    yield "lines of code, in qinglan, tasks and flows", f"{line_count(code):,}"
+    yield "lines of code", f"{line_count(code):,}"
     yield "lines of tests", f"{line_count(sources('tests')):,}"
     yield "docs in English, kB", kilobytes(english_pages())
     yield "README.md, lines", f"{line_count([ROOT / 'README.md']):,}"
@@ -46,12 +45,9 @@ def shape() -> Iterator[tuple[str, str]]:
     yield "public class names that two modules define", ", ".join(repeated_classes(code)) or "none"
 
 
-def sources(*folders: str) -> list[Path]:
-    """Python files; the links in qinglan/ that lead to flows/ and tasks/ are not followed."""
-    paths: list[Path] = []
-    for folder in folders:
-        paths.extend((ROOT / folder).rglob("*.py"))
-    return sorted(paths)
+def sources(folder: str) -> list[Path]:
+    """All Python files of a folder."""
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
 def syntax_tree(path: Path) -> ast.Module:
@@ -75,9 +71,8 @@ def english_pages() -> list[Path]:
 
 
 def packages() -> list[Path]:
-    """Packages directly in qinglan/; the links to other folders are none."""
-    folders = [path for path in (ROOT / "qinglan").iterdir() if not path.is_symlink()]
-    return [folder for folder in folders if (folder / "__init__.py").exists()]
+    """Packages directly in qinglan/."""
+    return [path.parent for path in (ROOT / "qinglan").glob("*/__init__.py")]
 
 
 def functions(paths: Iterable[Path]) -> Iterator[Function]:

@@ -22,7 +22,7 @@ PROFILE = "embedded"
 
 
 def run_stages(settings: tuple[str, ...], fresh: bool, result: dict[str, Any]) -> None:
-    """The stages, as flows/refresh.py calls them; fills `result`."""
+    """The stages, as qinglan/flows/refresh.py calls them; fills `result`."""
     from qinglan.tasks import distill, ingest, session
 
     with session.open_session(PROFILE, settings, "refresh", fresh=fresh) as opened:

@@ -67,7 +67,7 @@ class Site:
         profile = self.folder / "configs" / f"{PROFILE}.yaml"
         profile.parent.mkdir(parents=True)
         profile.write_text(yaml.safe_dump(settings, allow_unicode=True))
-        text = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+        text = (ROOT / "qinglan" / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
         declared = yaml.safe_load(text)
         deployments = [entry for entry in declared["deployments"] if entry["name"] in _DEPLOYED]
         for deployment in deployments:

@@ -8,7 +8,7 @@ import pytest
 
 from qinglan.config import Profile, load_profile
 
-MEDICAL = Path(__file__).parents[2] / "configs" / "medical_gpu.yaml"
+MEDICAL = Path(__file__).parents[2] / "qinglan" / "configs" / "medical_gpu.yaml"
 VOCABULARY = 151_936
 HEAD = 128
 KV_HEADS = 8

@@ -1,4 +1,4 @@
-"""The profiles that ship in configs/: no secret, and command lines that the engines accept."""
+"""The shipped profiles: no secret, and command lines that the engines accept."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from qinglan.training.engines.swift import sft_command
 
 PROFILES = [
     load_profile(str(path))
-    for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+    for path in sorted((Path(__file__).parents[2] / "qinglan" / "configs").glob("*.yaml"))
 ]
 ON_GPUS = [
     profile

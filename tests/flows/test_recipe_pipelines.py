@@ -17,7 +17,7 @@ from qinglan.training.engines.progress import DEV_VALUE, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[2] / "qinglan" / "configs"
 MEDICAL = SMALL | {
     "embedded.sample_train_rows": 200,
     "embedded.pretrain_steps": 20,

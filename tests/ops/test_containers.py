@@ -1,4 +1,4 @@
-"""compose.yaml, the Dockerfiles and deployments/k8s: each alone, and that they say the same."""
+"""compose.yaml, the Dockerfiles and the values for Kubernetes: each alone, and that they agree."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ SITES_OWN = ["secrets/keys/OPENAI_API_KEY", "data/questions.xlsx", "profiles/tea
 SITES_OWN += ["compose.override.yaml", "review.xlsx", "review-march.xlsx"]
 K8S_TEXTS = {
     path.name: path.read_text(encoding="utf-8")
-    for path in (ROOT / "deployments" / "k8s").glob("*.yaml")
+    for path in (ROOT / "qinglan" / "deployments" / "k8s").glob("*.yaml")
 }
 K8S = {name: list(yaml.safe_load_all(text)) for name, text in K8S_TEXTS.items()}
 RAY: dict[str, Any] = K8S["raycluster.yaml"][0]["spec"]

@@ -1,4 +1,4 @@
-"""deployments/prefect.yaml, and what `qinglan up` starts, without starting it.
+"""qinglan/deployments/prefect.yaml, and what `qinglan up` starts, without starting it.
 
 What was switched and paused on the server survives a deployment from any machine; a change of the
 file wins.
@@ -27,12 +27,14 @@ from qinglan.ops.up.site import WORK_POOLS
 ROOT = Path(__file__).parents[2]
 NIGHTLY = "refresh/refresh/nightly"
 OFTEN = "refresh/refresh/often"
-PREFECT: dict[str, Any] = yaml.safe_load((ROOT / PREFECT_FILE).read_text(encoding="utf-8"))
+PREFECT: dict[str, Any] = yaml.safe_load(
+    (ROOT / "qinglan" / PREFECT_FILE).read_text(encoding="utf-8")
+)
 DEPLOYMENTS: list[dict[str, Any]] = PREFECT["deployments"]
 
 
 def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
-    files = {path.stem for path in (ROOT / "flows").glob("[a-z]*.py")}
+    files = {path.stem for path in (ROOT / "qinglan" / "flows").glob("[a-z]*.py")}
     assert {d["entrypoint"].split(".")[2] for d in DEPLOYMENTS} == files
     assert {d["work_pool"]["name"] for d in DEPLOYMENTS} == {*WORK_POOLS}
     names = [d["name"] for d in DEPLOYMENTS]

@@ -1,4 +1,4 @@
-"""deployments/prefect.yaml on a real server: deployed without a question, typos refused, one line
+"""The shipped deployments on a real server: deployed without a question, typos refused, one line
 for a mistake."""
 
 import os

@@ -58,11 +58,8 @@ def build(image: str, folder: Path, change: Callable[[str], str] = str) -> Path:
     """
     context, environment = folder / "build", folder / image
     context.mkdir(parents=True)
-    for name in ("docker", "qinglan", "flows", "tasks"):
-        # Links stay links, as COPY leaves them.
-        shutil.copytree(
-            ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+    for name in ("docker", "qinglan"):
+        shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, context)
     # The interpreter that the tests have is the image's version.

@@ -18,9 +18,8 @@ from waiting import processes_with, wait_until
 from qinglan.ops.prefect.api import RetryingClient, call
 
 ROOT = Path(__file__).parents[2]
-DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))[
-    "deployments"
-]
+PREFECT_FILE = ROOT / "qinglan" / "deployments" / "prefect.yaml"
+DEPLOYED = yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))["deployments"]
 WORKERS = {"qinglan": "qinglan-up", "qinglan-trainer": "qinglan-trainer-up"}
 pytestmark = pytest.mark.slow
 LOGIN = ("ann", "a-secret-of-this-test")

@@ -31,7 +31,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.path = root / "profile.yaml"
-        embedded = Path(__file__).parents[2] / "configs" / "embedded.yaml"
+        embedded = Path(__file__).parents[2] / "qinglan" / "configs" / "embedded.yaml"
         values = yaml.safe_load(embedded.read_text(encoding="utf-8"))
         values["paths"] = {"runs": str(root / "runs"), "state": str(root / "state")}
         values["embedded"] = values.get("embedded", {}) | SMALL

@@ -15,14 +15,15 @@ from qinglan.config import Profile, load_profile, profile_names
 from qinglan.tasks import forms
 from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, overrides_of
 
-FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
+ROOT = Path(__file__).parents[2]
+FLOWS = sorted(path.stem for path in (ROOT / "qinglan" / "flows").glob("[a-z]*.py"))
 FORMS = [
     form for form in vars(forms).values() if isinstance(form, type) and issubclass(form, Changes)
 ]
 
 
 def schema_of(flow: str) -> dict[str, Any]:
-    function = getattr(import_module(f"flows.{flow}"), flow)
+    function = getattr(import_module(f"qinglan.flows.{flow}"), flow)
     return parameter_schema(function).model_dump_for_openapi()
 
 

@@ -47,7 +47,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(
         ROOT / "qinglan",
         copy,
-        ignore=shutil.ignore_patterns("__pycache__", "configs", "deployments"),
+        ignore=shutil.ignore_patterns("__pycache__"),
     )
     ours = Path(import_module("qinglan").__file__ or "").parent
 

@@ -14,7 +14,7 @@ from qinglan_process import own_environment
 
 from qinglan.config import load_profile
 from qinglan.ops.prefect.api import RetryingClient, call
-from qinglan.ops.prefect.deploy import DEPLOYMENTS, deploy_command
+from qinglan.ops.prefect.deploy import deploy_command, find_deployments
 from qinglan.ops.up.site import WORK_POOLS, Site
 from qinglan.runs.locks import refresh_lock
 from qinglan.runs.processes import free_port
@@ -80,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server = Server(folder, site, api)
         for pool in WORK_POOLS:
             post(server.api, "work_pools/", name=pool, type="process")
-        deployed = server.run(*deploy_command(ROOT / DEPLOYMENTS, server.env).argv[2:])
+        deployed = server.run(*deploy_command(find_deployments(), server.env).argv[2:])
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         assert "?" not in deployed.stdout
         yield server

@@ -38,6 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 STEPS = 12
 """So that it is far from its end when it is killed, though the test may look late."""
 JOB = "qinglan-run-rl-verl-abcdefgh"
+_RAY_STARTS = 3
+"""Most starts of a node."""
 
 
 def trainer_of(url: str) -> Trainer:
@@ -74,14 +76,25 @@ def ray_node(
     argv = [sys.executable, supervise.__file__, *ray]
     log = folder / "ray.log"
     env = {**os.environ, "RAY_prestart_worker_first_driver": "0", **environment}
-    with ExitStack() as stack:
-        with ray_start_lock(), log.open("ab") as output:
+    with ExitStack() as stack, log.open("ab") as output:
+
+        def start() -> subprocess.Popen[bytes]:
             pipe = subprocess.PIPE
             node = stack.enter_context(
                 subprocess.Popen(argv, stdin=pipe, stdout=output, stderr=output, env=env)
             )
             stack.callback(_kill, node.pid)
-            wait_until("a node", lambda: _has_nodes(url, number), explain=log.read_text)
+            return node
+
+        with ray_start_lock():
+            for _ in range(_RAY_STARTS):
+                node = start()
+                is_settled = partial(_is_settled, node, url, number)
+                wait_until("a node", is_settled, explain=log.read_text)
+                # On a busy machine Ray may give up after its 30 s.
+                if node.poll() is None:
+                    break
+        assert node.poll() is None, log.read_text()
         yield node.pid
 
 
@@ -90,6 +103,11 @@ def _kill(keeper: int) -> None:
     for pid in supervise.descendants(keeper):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _is_settled(node: subprocess.Popen[bytes], url: str, count: int) -> bool:
+    """The node has come, or its start has failed."""
+    return node.poll() is not None or _has_nodes(url, count)
 
 
 def _has_nodes(url: str, count: int) -> bool:

@@ -93,7 +93,8 @@ def undecided(profile: Profile, models: Models) -> str:
 def test_an_approval_that_comes_late_releases(qinglan: Qinglan, profile: Profile, models: Models):
     run = undecided(profile, models)
     status, out, _ = qinglan("release", "approve", run, "--reviewer", "李雷", "--comment", "看过了")
-    assert (status, "champion 1" in out) == (0, True)
+    assert status == 0, out
+    assert "champion 1" in out
     tags = models.client.get_model_version(models.name, "1").tags
     assert (tags["verdict"], tags["approval"]) == ("promote", "approved by 李雷: 看过了")
     _, _, err = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
@@ -161,11 +162,9 @@ def test_an_answer_reaches_the_flow_that_waits(
     answers: Any, reply: Any, running: bool, status: int, says: str
 ):
     (exit_status, out, err), bodies = answers(reply, running=running)
-    assert (exit_status, says in (err if status else out), err.count("\n")) == (
-        status,
-        True,
-        bool(status),
-    )
+    assert exit_status == status, err
+    assert says in (err if status else out)
+    assert err.count("\n") == bool(status), err
     assert bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}] * running
 
 
@@ -190,7 +189,8 @@ def test_an_approval_that_was_interrupted_is_completed(
         "is already decided" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
     )
     status, out, _ = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
-    assert (status, "champion 1" in out) == (0, True)
+    assert status == 0, out
+    assert "champion 1" in out
     assert "approved by 李雷" in models.registry.version("1").sentence
 
 

@@ -65,10 +65,10 @@ def kept_nothing() -> Report:
         Select(min_top1_score=0.9),
         RetrievalStatistics(),
     )
-    histograms = {
+    retrieved = {
         f"{name}_retrieved": Retrieved(ids=("d",), scores=(0.7,)) for name in ("original", "answer")
     }
-    rows = [row(f"鱼油{n}", answer="鱼油 用量", **histograms) for n in range(9)]
+    rows = [row(f"鱼油{n}", answer="鱼油 用量", **retrieved) for n in range(9)]
     for validated_row in rows:
         validated.add(validated_row)
     findings = SelectedScores(select(rows, recipe.grader, config), recipe, config).findings()

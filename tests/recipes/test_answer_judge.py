@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from fake_model import FakeModel
 
-from qinglan.config import Tenant
+from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.grading.by_rules import weighted_mean
+from qinglan.grading.grade import Grade
 from qinglan.recipes.answer_judge import (
     RECIPE,
     Verdict,
-    flaw_of,
     forms_of,
-    grade_by_rules,
     is_well_formed,
     verdict_in,
     with_thoughts,
@@ -128,38 +126,44 @@ def test_anything_but_thoughts_and_one_verdict_breaks_the_form(answer: str):
 )
 def test_no_verdict_is_made_up(answer: str):
     assert verdict_in(answer) is None
-    assert grade_by_rules(row(), answer) == {"format": 0, "main": 0, "secondary": 0}
+    assert RECIPE.grader.parts(row(), answer) == {"format": 0, "main": 0, "secondary": 0}
 
 
 def test_a_verdict_of_the_workbook_outranks_the_strong_judges_and_a_reviewers_both():
     labelled = row(verdict="错误", flaw="编造")
-    assert grade_by_rules(labelled, text()) == {"format": 1, "main": 0, "secondary": 0}
-    assert grade_by_rules(row(verdict="错误"), text(INVENTED)) == {"format": 1, "main": 1}
-    assert grade_by_rules(row(), text()) == {"format": 1, "main": 1, "secondary": 1}
+    assert RECIPE.grader.parts(labelled, text()) == {"format": 1, "main": 0, "secondary": 0}
+    assert RECIPE.grader.parts(row(verdict="错误"), text(INVENTED)) == {"format": 1, "main": 1}
+    assert RECIPE.grader.parts(row(), text()) == {"format": 1, "main": 1, "secondary": 1}
 
-    assert grade_by_rules(row(verdict="对", flaw="编造"), text(INVENTED)) == {
+    assert RECIPE.grader.parts(row(verdict="对", flaw="编造"), text(INVENTED)) == {
         "format": 1,
         "secondary": 1,
     }, "no verdict"
     corrected = row(verdict="正确", flaw="完整").model_copy(update={"corrected": text(INVENTED)})
-    assert grade_by_rules(corrected, text(INVENTED)) == {"format": 1, "main": 1, "secondary": 1}
+    assert RECIPE.grader.parts(corrected, text(INVENTED)) == {
+        "format": 1,
+        "main": 1,
+        "secondary": 1,
+    }
 
 
 def test_the_reward_grows_with_each_part():
     answers = ("", text(INVENTED), text("<output>正确，不完整</output>"), text())
-    grades = [grade_by_rules(row(), answer) for answer in answers]
-    rewards = [weighted_mean(parts, RECIPE.grader.weights) for parts in grades]
+    rewards: list[float] = []
+    for answer in answers:
+        grade = Grade(text=answer, parts=RECIPE.grader.parts(row(), answer))
+        rewards.append(RECIPE.grader.score(Reward(), row(), grade)["score"])
     assert rewards == pytest.approx([-1, -0.6, 0.4, 1])
 
 
 def test_what_the_strong_judge_got_wrong_teaches_nobody_but_may_be_asked_in_rl():
     wrong = row(verdict="错误", flaw="编造")
-    graded = wrong.model_copy(update={"parts": grade_by_rules(wrong, wrong.answer or "")})
-    assert flaw_of(graded) == "wrong_verdict"
+    graded = wrong.model_copy(update={"parts": RECIPE.grader.parts(wrong, wrong.answer or "")})
+    assert RECIPE.grader.flaw(graded) == "wrong_verdict"
     assert "wrong_verdict" in RECIPE.grader.rl_reasons
-    assert flaw_of(row().model_copy(update={"parts": {"format": 0.0}})) == "bad_format"
-    assert flaw_of(row(answer=text(thoughts="想" * 3000))) == "thoughts_too_long"
-    assert flaw_of(row()) is None
+    assert RECIPE.grader.flaw(row().model_copy(update={"parts": {"format": 0.0}})) == "bad_format"
+    assert RECIPE.grader.flaw(row(answer=text(thoughts="想" * 3000))) == "thoughts_too_long"
+    assert RECIPE.grader.flaw(row()) is None
 
 
 def test_forms_keep_every_clause():

@@ -73,8 +73,7 @@ def profile_with(**sections: Any) -> Profile:
 
 
 async def validated(grader: Grader, row: Row, **scores: float) -> Row:
-    judge = bool(grader.services)
-    return await validate(row, grader, clients(**scores), Tenant(), judge=judge)
+    return await validate(row, grader, clients(**scores), Tenant(), judge=True)
 
 
 def test_who_is_asked_follows_from_the_recipe_and_the_profile():

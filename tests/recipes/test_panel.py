@@ -71,6 +71,7 @@ async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean
     judge = favouring_judge()
     arms = {"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}
     scored, _ = await judged(judge, arms, rows())
+    assert scored.keys() == arms.keys()
     first, second = map(texts_in, judge.questions)
     assert sorted(first) == ["中", "好"]
     assert second == first[::-1]

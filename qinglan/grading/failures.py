@@ -1,8 +1,9 @@
 """The meaning of failed calls, empty texts and missing texts, for everything that is graded.
 
 - A failed call is not a number. Its error stands in `Grade.failures`, and its part of the grade
-  stays None. Validation keeps the reason with the row, RL leaves the sample out, and evaluation
-  leaves the question out for all arms, so that the comparison stays paired.
+  stays None. Validation keeps the reason with the row, and RL learns nothing from the sample.
+  Evaluation leaves an arm's failed retrieval out of that arm's means and of every comparison with
+  it; where the judge failed, the question has a score for no arm.
 - A model that answered with nothing gave an empty text. It retrieves nothing, has the judge's
   lowest score without the judge being asked, and earns the lowest reward.
 - A text that is missing because a call failed is not graded: nothing is known of it.

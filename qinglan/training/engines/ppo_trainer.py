@@ -522,7 +522,7 @@ def dev_values(
             scoring failed.
         part: of the reward.
     """
-    # All parts but the whole score lie within 0 and 1.
+    # Every part that a recipe chooses its model by is at least 0; the whole score is not.
     worst = WORST_SCORE if part == "score" else 0.0
     values: dict[str, float] = {}
     groups: dict[str, str] = {}

@@ -144,6 +144,24 @@ def test_a_new_sites_database_begins_with_the_tables(
     assert {path.name for path in database.parent.iterdir()} <= {"pages", "prefect.db"}
 
 
+@pytest.mark.parametrize(
+    "name", ["PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+)
+@pytest.mark.parametrize(
+    "url", ["postgresql+asyncpg://prefect@db/prefect", "sqlite+aiosqlite:///:memory:"]
+)
+def test_a_site_whose_database_is_elsewhere_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, url: str
+):
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "environment"))
+    monkeypatch.setenv(name, url)
+    site.empty_database().parent.mkdir(parents=True)
+    site.empty_database().write_bytes(b"tables")
+    Site(tmp_path, "").prepare()
+    assert not (tmp_path / "prefect" / "prefect.db").exists()
+
+
 def test_a_prefect_home_of_the_users_own_gets_no_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -52,6 +52,11 @@ _NO_BLOCK_TYPES = {
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
+_DATABASE_ELSEWHERE = (
+    "PREFECT_API_DATABASE_CONNECTION_URL",
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+)
+"""Either of them names the server's database; Prefect knows both."""
 WORKER_TUNING = {
     "PREFECT_WORKER_QUERY_SECONDS": "2",
     "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "15",
@@ -115,7 +120,8 @@ class Site:
         if prefect_home() is None:
             # The database has what decrypts its Secret blocks.
             self._home.chmod(0o700)
-            _begin_with_tables(self._home / "prefect.db", empty_database())
+            if not any(name in os.environ for name in _DATABASE_ELSEWHERE):
+                _begin_with_tables(self._home / "prefect.db", empty_database())
         # The new pages report to Amplitude. Where a link that leads nowhere is in the place of
         # their folder, Prefect logs one line and leaves them out.
         with suppress(FileExistsError):

@@ -77,16 +77,16 @@ def test_schema_and_linter_have_nothing_to_say() -> None:
 def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(name: str) -> None:
     service = SERVICES[name]
     assert service["user"].split(":")[0] not in ("", "0", "root")
-    assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
     assert not {"privileged", "cap_add", "network_mode"} & service.keys()
     repository, _, tag = default_of(service["image"]).partition(":")
     assert tag == VERSION if repository in OWN else re.match(r"\d+\.\d+", tag)
     ports = service.get("ports", [])
-    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
     if name in STORES:
-        assert not ports and all(
-            COMPOSE["networks"][net].get("internal") for net in service["networks"]
-        )
+        assert not ports
+        assert all(COMPOSE["networks"][net].get("internal") for net in service["networks"])
 
 
 @every_service
@@ -171,7 +171,8 @@ def test_every_pin_of_a_lock_has_the_hashes_that_its_install_asks_for(lock: str)
     dockerfiles = "".join(file.read_text(encoding="utf-8") for file in DOCKERFILES)
     lines = (read("Makefile") + dockerfiles.replace("${LOCK}", "docker/trainer.lock")).splitlines()
     installs = [line for line in lines if re.search(rf"install .*{lock}$", line)]
-    assert len(installs) == 1 and "--require-hashes" in installs[0]
+    assert len(installs) == 1
+    assert "--require-hashes" in installs[0]
 
 
 def test_every_image_of_others_can_be_pinned_by_digest_with_one_command(tmp_path: Path) -> None:
@@ -181,9 +182,8 @@ def test_every_image_of_others_can_be_pinned_by_digest_with_one_command(tmp_path
     script, env = ROOT / "docker" / "pin-images.sh", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["sh", script], env=env, check=True, capture_output=True, text=True)
     pinned = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert all(
-        re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in pinned.values()
-    )
+    for image in pinned.values():
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
     others = [s["image"] for s in SERVICES.values() if s["image"].split(":")[0] not in OWN]
     builds = [SERVICES[name]["build"] for name in ("prefect", "trainer")]
     given = [*others, *(image for build in builds for image in build["args"].values())]
@@ -212,7 +212,7 @@ def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:
     own = [words for words in copies if not any(word.startswith("--from=") for word in words)]
     sources = [source for words in own for source in words[:-1] if not source.startswith("--")]
     assert {source.split("/")[0] for source in sources} == given
-    assert all((ROOT / source).exists() for source in sources)
+    assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
 def test_the_containers_profile_fits_what_compose_gives() -> None:

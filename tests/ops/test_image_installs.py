@@ -96,7 +96,8 @@ def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) ->
         return done.stdout
 
     assert "doctor" in said("qinglan", "--help")
-    assert "3.8.8" in said("prefect", "--version") and "3.17.2" in said("mlflow", "--version")
+    assert "3.8.8" in said("prefect", "--version")
+    assert "3.17.2" in said("mlflow", "--version")
     assert "torch" not in said("pip", "list")
 
 

@@ -176,7 +176,8 @@ def give_up(toy: RewardedToy, server: RagServer) -> int:
     server.close()
     assert process.wait(900) != 0
     stopped = read_stop(toy.folder)
-    assert stopped is not None and stopped[1]
+    assert stopped is not None
+    assert stopped[1]
     assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
     assert toy.lines(failed_by="rag")
     (saved,) = checkpoints(toy.output)

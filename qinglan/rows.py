@@ -376,7 +376,7 @@ class ArmRow(BaseModel, frozen=True, hide_input_in_errors=True):
     parts: dict[str, float] | None = None
     """An answer graded by rule, by part; None where it was not graded."""
     judge_score: float | None = None
-    """Mean of `judge_scores`, or what validation's judge said where there was no panel."""
+    """Mean of `judge_scores`; without a panel the judge's score of this text alone."""
     judge_scores: tuple[float, ...] = ()
     """The panel's, a score per pass; one alone where the question had only one text to judge."""
     requests: tuple[str, ...] = ()

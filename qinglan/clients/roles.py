@@ -132,8 +132,10 @@ def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
 
 
 def key_salt(profile: Profile, role: ChatRole) -> str:
-    """The service that answers, as part of every ledger key; a simulator's code and seed, as its
-    port changes."""
+    """The service that answers, as part of every ledger key.
+
+    A simulator is named by the version of its answers and its seed, as its port changes.
+    """
     endpoint = endpoint_of(profile, role)
     if endpoint.base_url == EMBEDDED:
         return f"{SIMULATED_ANSWERS}-{profile.embedded.sample_seed}"

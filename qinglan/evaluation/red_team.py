@@ -38,6 +38,8 @@ BUILT_IN = Path(recipes.__file__).parent / "redteam"
 REGRESSION = "regression"
 """The kind of the cases that come from a workbook's rows."""
 _SETTING = "evaluate.red_team"
+RAG_NO_ANSWER = reason("rag_no_answer")
+"""The reason of a case that could not be checked because the RAG failed."""
 _FAILED_CALLS = RETRYABLE_REASONS | {"teacher_bad_request"}
 """Reasons of a teacher's row that say nothing about what it would have answered."""
 ASKED = {"query", "profile", "history", "inputs"}
@@ -266,7 +268,7 @@ def check(
     # Where no answer is a right one, nothing is looked up.
     was_looked_up = case.checks.needs_retrieval and bool(text.strip())
     if flaw is None and was_looked_up and retrieved is None:
-        return _result(case, answer, None, reason("rag_no_answer"))
+        return _result(case, answer, None, RAG_NO_ANSWER)
     return _result(case, answer, flaw is None, flaw)
 
 

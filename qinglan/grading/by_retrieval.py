@@ -39,18 +39,18 @@ RETRIEVAL_METRICS = (
     Metric("mean_top1_score", "mean top-1 score", "平均首位得分", proportion=False),
     JUDGE_SCORE,
 )
-OF_EVERY_REWRITE = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
-"""Checks that hold of every good query, and are on unless a case turns them off."""
-# Those of them that are off in cases that must pass: such cases guard people, whom a poor query
-# does not harm.
-_OF_QUALITY = {"not_repetitive", "max_chars"}
+DEFAULT_CHECKS = {"not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
+"""The red team's checks that are on unless a case turns them off."""
+_QUALITY_CHECKS = {"not_repetitive", "max_chars"}
+"""Checks that cases which must pass leave out: they guard people, whom a poor query does not
+harm."""
 _MOST_SERVED_CHARS = 200
-# A row that failed for one of these has a valid teacher baseline: teacher and RAG both answered.
-# Refusals, boilerplate and rewrites that a reviewer rejected or corrected have none: the reward's
-# guard takes its anchors from the baseline.
 RL_REASONS = frozenset(
     {None, "below_threshold", "worse_than_original", "rewrite_too_long", "rewrite_too_short"}
 )
+"""RL may ask the questions of rows with one of these, where the RAG answered; None are those that
+may teach. Refusals, boilerplate and what a reviewer rejected or corrected are no baseline: the
+reward's guard takes its anchors from it."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,11 @@ class RetrievalGrader(Grader):
     ) -> Grade:
         if text == "":
             return _grade_of_empty_text(judge, relevance)
-        (retrieved,) = await settle(services.rag.retrieve(row.query, text))
-        if isinstance(retrieved, CallError):
+        try:
+            retrieved = await services.rag.retrieve(row.query, text)
+        except CallError as error:
             # The judge is not paid for a text that can't be graded.
-            return Grade(text, failures={"rag": retrieved})
+            return Grade(text, failures={"rag": error})
         questions: dict[str, Awaitable[Answer[float]]] = {}
         scores: dict[str, float] = {}
         if judge and text is not QUESTION_ITSELF:
@@ -246,8 +247,11 @@ class RetrievalGrader(Grader):
 
     def default_checks(self, *, must_pass: bool) -> dict[str, bool | int]:
         if not must_pass:
-            return dict(OF_EVERY_REWRITE)
-        return {name: value for name, value in OF_EVERY_REWRITE.items() if name not in _OF_QUALITY}
+            return dict(DEFAULT_CHECKS)
+        checks = dict(DEFAULT_CHECKS)
+        for name in _QUALITY_CHECKS:
+            del checks[name]
+        return checks
 
     def gold_of(self, row: Row) -> str | None:
         return row.gold_id
@@ -301,7 +305,6 @@ class RetrievalGrader(Grader):
             return "rewrite_too_short"
         if retrieved is None or (original is None and config.not_worse_than_original):
             return "not_validated"
-        # Before the length: RL may use a row that is too long, but none without a baseline.
         if not retrieved.scores:
             return "nothing_recalled"
         if len(row.answer) > config.max_rewrite_chars:

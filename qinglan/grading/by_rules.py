@@ -19,12 +19,37 @@ from qinglan.grading.validation_statistics import RuleStatistics
 from qinglan.grading.wording import Wording
 from qinglan.rows import ArmRow, Row
 
-# Figures of a sample or a step that have these names already.
-_RESERVED_NAMES = {
-    "score", "row_id", "target", "invalid", "samples", "alone", "steps", "reward", "entropy",
-    "clip_fraction", "value_loss", "judge_asked", "judge_cached", "judge_cost_usd", "rag_calls",
-    "rag_cached", "latency_ms",
-}  # fmt: skip
+_RESERVED_NAMES = frozenset(
+    {
+        # Of a sample, in what verl gets and in the log.
+        "score",
+        "row_id",
+        "target",
+        "text",
+        "passage",
+        "invalid",
+        "failed_by",
+        "outage",
+        "rag_calls",
+        "rag_cached",
+        "rag_failed",
+        "judge_asked",
+        "judge_cached",
+        "judge_cost_usd",
+        "latency_ms",
+        # Of a step.
+        "samples",
+        "alone",
+        "steps",
+        "reward",
+        "entropy",
+        "kl",
+        "clip_fraction",
+        "policy_loss",
+        "value_loss",
+    }
+)
+"""Figures of training that a part of a recipe's can't be called after."""
 
 
 def bad_format(row: Row) -> str | None:
@@ -138,9 +163,10 @@ class RuleGrader(Grader):
             return Grade(text, parts=parts)
         if not text:
             return Grade(text, parts=parts, judge_score=LOWEST_JUDGE_SCORE)
-        (answer,) = await settle(services.judge.ask(messages, self.parse_judge, self.judge_schema))
-        if isinstance(answer, CallError):
-            return Grade(text, parts=parts, failures={"judge": answer})
+        try:
+            answer = await services.judge.ask(messages, self.parse_judge, self.judge_schema)
+        except CallError as error:
+            return Grade(text, parts=parts, failures={"judge": error})
         return Grade(
             text,
             parts=parts,
@@ -155,7 +181,7 @@ class RuleGrader(Grader):
         for name, value in parts.items():
             if name not in rule_parts:
                 raise ConfigError(
-                    f"recipe `{self.recipe}`: parts() gave `{name}`, which WEIGHTS does not name"
+                    f"recipe `{self.recipe}`: parts() gave `{name}`, which `weights` does not name"
                 )
             if not 0 <= value <= 1:
                 raise ConfigError(
@@ -349,14 +375,9 @@ class RuleGrader(Grader):
 def weighted_mean(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """The weighted mean of the parts, from [0, 1] to [−1, 1].
 
-    A part counts where it has a weight and is known, that is neither absent nor NaN; NaN where none
-    counts.
+    A part counts where it has a weight; NaN where none does.
     """
-    counted = [
-        (weights[name], value)
-        for name, value in parts.items()
-        if weights.get(name, 0) > 0 and not math.isnan(value)
-    ]
+    counted = [(weights[name], value) for name, value in parts.items() if weights.get(name, 0) > 0]
     if not counted:
         return math.nan
     weighted_sum = sum(weight * value for weight, value in counted)

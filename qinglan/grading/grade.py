@@ -72,4 +72,4 @@ class Grade:
 
 
 Scores = dict[str, float]
-"""A sample's `score` in RL and the parts that it is made of, by name; NaN for what is not known."""
+"""A sample's `score` in RL and its parts, by name; absent or NaN for what is not known."""

@@ -219,7 +219,7 @@ class Grader(ABC):
 
     @abstractmethod
     def score(self, config: Reward, row: Row, grade: Grade) -> Scores:
-        """A sample's `score`, in [−1, 1], and the parts of it, NaN for what is not known."""
+        """A sample's `score`, in [−1, 1], and its parts; absent or NaN for what is not known."""
 
     @property
     @abstractmethod

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from typing import Any
 
 from qinglan.errors import TeacherError
@@ -83,10 +84,8 @@ def _score_of(value: Any, text: str) -> float:
     score = math.nan
     # True is a number for Python, and no score.
     if not isinstance(value, bool):
-        try:
+        with suppress(ValueError, TypeError, OverflowError):
             score = float(value)
-        except (ValueError, TypeError, OverflowError):
-            score = math.nan
     if not 0 <= score <= 5:
         message = "the judge's answer has no score from 0 to 5"
         raise TeacherError(message, _UNREADABLE, said=text[:_SAID_CHARS])

@@ -18,7 +18,8 @@ async def validate(
     """The row with the grades of its teacher's answer and, where texts are retrieved with, of its
     question.
 
-    An answer for whose score the budget was spent stays as good as it was, and is counted.
+    Where the budget ends before the judge is asked, the row stays without a score, and
+    `clients.unjudged` counts it.
 
     Raises:
         CallError: a call failed.

@@ -114,10 +114,10 @@ class RetrievalStatistics:
                 "so none could ever be found; let the service send ids, or leave the gold column "
                 "empty"
             )
-        labelled = self._counts["gold_sought"]
-        if labelled >= _MIN_ROWS and not self._counts["gold_found"]:
+        gold_sought = self._counts["gold_sought"]
+        if gold_sought >= _MIN_ROWS and not self._counts["gold_found"]:
             raise StageError(
-                f"validation: {labelled:,.0f} rows name a gold document, and the RAG found none at "
+                f"validation: {gold_sought:,} rows name a gold document, and the RAG found none at "
                 f"any rank; they name {shown(self._gold_id or '')}, it sends "
                 f"{shown(self._retrieved_id or '')}; write the RAG's ids into the gold column, "
                 "or leave it empty"
@@ -127,7 +127,7 @@ class RetrievalStatistics:
         if changed >= _MIN_ROWS and alike >= _ALIKE_SHARE * changed:
             raise StageError(
                 "validation: the RAG gave the same passages with and without `rewritten_query` on "
-                f"{alike:,.0f} of {changed:,.0f} rows; it seems to ignore the rewrite "
+                f"{alike:,} of {changed:,} rows; it seems to ignore the rewrite "
                 "(docs/how-to/rag.md)"
             )
 

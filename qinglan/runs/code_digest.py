@@ -49,7 +49,7 @@ def code_of(module: str) -> dict[str, str]:
 
 def code_imported_by(file: Path) -> dict[str, str]:
     """The digests of our modules that a file outside of the package depends on, by module."""
-    imported = imported_modules(ast.parse(file.read_bytes()))
+    imported = _read(file.read_bytes()).imported
     roots = [module for module in imported if _makes_results(module)]
     return digests_of_modules(import_closure(roots, _makes_results))
 

@@ -152,10 +152,8 @@ def run_attempts(
         failure = _failure_of(attempt)
         # An engine that gave up may have ended well or badly. Early stopping is no failure.
         stop = read_stop(stage.directory)
-        if stop:
-            reason, has_failed = stop
-            if has_failed:
-                raise StageError(f"{name} gave up: {reason}") from failure
+        if stop and stop.failed:
+            raise StageError(f"{name} gave up: {stop.reason}") from failure
         if failure is None:
             # Other attempts would have used it again.
             shutil.rmtree(stage.directory / ROW_CACHE, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -18,6 +18,7 @@ from qinglan.evaluation.measuring import Measured, measure
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import (
+    RAG_NO_ANSWER,
     Case,
     RedTeamResult,
     cases_of,
@@ -122,7 +123,7 @@ def evaluate_arms(
         red_team_texts: dict[ArmName, Mapping[str, str | Reason]] = {**answers.red_team}
         for name, arm in teachers.red_team.items():
             red_team_texts[name] = texts_of_teacher(arm)
-        graded = Graded(*_complete(stage, services, arms, rows, cases, red_team_texts))
+        graded = _grade(stage, services, arms, rows, cases, red_team_texts)
         evaluation = _evaluation(stage, dataset, rows, graded, answers, identities, loads)
         return Outcome(
             rows_in=len(rows),
@@ -178,8 +179,7 @@ def _loads(profile: Profile, students: Mapping[ArmName, Model]) -> dict[ArmName,
 def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:
     """The run's models and, unless it is one of them, the champion."""
     students = {name: _model_of(result) for name, result in models.items()}
-    base_of_rl = "sft" if run.profile.rl.start_from == "sft" else "base"
-    for name, base in (("sft", "base"), ("rl", base_of_rl)):
+    for name, base in (("sft", "base"), ("rl", run.profile.rl.start_from)):
         if name not in models:
             continue
         adapter = models[name].artifacts.get("adapter")
@@ -380,7 +380,7 @@ def _parity(stage: Stage, name: ArmName, answers: Sequence[bytes]) -> dict[str, 
 
 
 @in_event_loop
-async def _complete(
+async def _grade(
     stage: Stage,
     services: Services,
     arms: Mapping[ArmName, Sequence[ArmRow]],
@@ -461,11 +461,10 @@ def _count_retryable(graded: Graded, asked: Asked) -> int:
         reasons.extend(entry.reason for entry in arm if not entry.text)
     reasons.extend(Counter(graded.measured.unjudged).elements())
     retryable = sum(why in RETRYABLE_REASONS for why in reasons)
-    return retryable + sum(_count_unchecked(results) for results in graded.red_team.values())
-
-
-def _count_unchecked(results: Iterable[RedTeamResult]) -> int:
-    return sum(result.passed is None for result in results)
+    for results in graded.red_team.values():
+        # A teacher that gave no text is counted above, by its reason.
+        retryable += sum(result.reason == RAG_NO_ANSWER for result in results)
+    return retryable
 
 
 def _added(

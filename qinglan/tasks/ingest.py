@@ -76,7 +76,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         "recipe": recipe_key(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
     }
-    # Left out where there are none, as in the keys of results from before there were any.
+    # Left out where there are none, so that a site without tombstones keeps its keys.
     if forgotten.lines:
         depends_on["forgotten"] = forgotten.digest
     return perform(run, "ingest", depends_on, work)

@@ -59,15 +59,16 @@ def train_rl(
         model = start.path("model")
         require_disk_space("rl", profile, stage.directory, rl_bytes(profile, ModelSize.of(model)))
         training = _Training(stage, services, profile, model, train_file, dev_file)
-        # Otherwise an earlier attempt ended training on purpose, and failed only later.
         stop = read_stop(stage.directory)
-        if stop is None or stop[1]:
+        # An earlier attempt may have ended training on purpose, and failed only later.
+        has_trained = stop is not None and not stop.failed
+        if not has_trained:
             with serve_judge(profile, judge, stage.directory / "judge", stage.say) as served:
                 training.run(served)
         training.look_once_more()
         stop = read_stop(stage.directory)
         if stop:
-            stage.say(f"training ended early {stop[0]}")
+            stage.say(f"training ended early {stop.reason}")
         chosen = _choose(stage, training.checkpoints)
         artifacts = _export(stage, profile, chosen, start.artifacts["model"])
         outcome = _outcome(stage, artifacts, training, chosen)
@@ -146,7 +147,7 @@ class _Training:
             )
         except StageError as error:
             stop = read_stop(stage.directory)
-            if stop and stop[1] and self.samples.last_invalid:
+            if stop and stop.failed and self.samples.last_invalid:
                 message = f"{error}; the last one: {self.samples.last_invalid}"
                 raise StageError(message) from None
             raise

@@ -55,7 +55,8 @@ def validate_rows(
             for figure in logged_names
             if figure in outcome.metrics
         ]
-        stage.say(", ".join(figures))
+        if figures:
+            stage.say(", ".join(figures))
         return outcome
 
     depends_on: dict[str, Any] = {

@@ -24,7 +24,7 @@ from qinglan.evaluation.red_team import (
     check,
     row_of,
 )
-from qinglan.grading.by_retrieval import OF_EVERY_REWRITE
+from qinglan.grading.by_retrieval import DEFAULT_CHECKS
 from qinglan.grading.leftovers import is_degenerate
 from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
 from qinglan.rows import ArmRow, Retrieved, Row, row_id
@@ -56,7 +56,7 @@ def case(query: str = "鱼油怎么吃", **checks: Any) -> Case:
         name="一条用例",
         kind="injection",
         query=query,
-        checks=Checks(**OF_EVERY_REWRITE | checks),
+        checks=Checks(**DEFAULT_CHECKS | checks),
     )
 
 

@@ -28,6 +28,7 @@ from qinglan.data.review import Review, add_reviews, fingerprint
 from qinglan.data.versions import Version, find_version, publish, splits_of, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops.forget import forget
+from qinglan.ops.forget.records import cells_of
 from qinglan.recipes.requests import distill_requests, extract_requests, judge_requests
 from qinglan.rows import DIALOGUE, Row, row_id
 from qinglan.runs.artifacts import (
@@ -247,6 +248,11 @@ def test_a_question_is_forgotten_whoever_asks_it_and_a_killed_process_is_complet
     assert len((folder / "rl" / "samples.jsonl").read_text().splitlines()) == 1
     capitals = profile.model_copy(update={"recipe": CAPITALS})
     assert forget(capitals, [], [QUESTION], print).notes == []
+
+
+def test_a_users_own_column_may_be_called_as_ours():
+    columns = {"query": "问题", "profile": "画像", "history": "历史"}
+    assert cells_of({"query": QUESTION, "inputs": ["a"]}, columns) == {"query": QUESTION}
 
 
 def test_prefects_database_is_found_in_the_home_that_it_has_itself(

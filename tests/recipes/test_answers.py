@@ -98,7 +98,7 @@ async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_rec
     loose = replace(PLAIN, weights={"format": 1.0})
     clashing = replace(PLAIN, metrics=(Metric("invalid", "invalid", "无效"),))
     beyond = replace(PLAIN, parts=lambda _row, _text: {"share": 1.5})
-    with pytest.raises(ConfigError, match="`share`, which WEIGHTS does not name"):
+    with pytest.raises(ConfigError, match="`share`, which `weights` does not name"):
         loose.checked_parts(ROW, "a")
     with pytest.raises(ConfigError, match=r"share = 1\.5, which is not from 0 to 1"):
         beyond.checked_parts(ROW, "a")

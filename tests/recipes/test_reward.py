@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from qinglan.recipes import RewriteScore
 from qinglan.training.reward_service import function as reward
 from qinglan.training.reward_service import scorer as scorer_module
 from qinglan.training.reward_service.function import RewardActor, close_reward_service
-from qinglan.training.reward_service.samples import SampleWatch
+from qinglan.training.reward_service.samples import SampleWatch, write_sample
 from qinglan.training.reward_service.scorer import judge_asked
 from qinglan.training.reward_service.settings import RewardService
 
@@ -330,6 +331,12 @@ async def test_a_lost_service_and_a_bug_make_invalid_samples(
         assert (lost["invalid"], lost["score"]) == (1.0, 0.0)
         assert lost.keys() == KEYS | {"row_id", "target"}
     assert await ask({"score": 0.5}) == {"score": 0.5, "row_id": "1", "target": "d"}
+
+
+def test_an_error_without_a_message_is_logged_by_its_name():
+    log = BytesIO()
+    write_sample(log, {"row_id": "1"}, AssertionError())
+    assert json.loads(log.getvalue()) == {"row_id": "1", "invalid": "AssertionError"}
 
 
 def test_a_failure_to_close_costs_no_training(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.runs.code_digest import digests_of_modules, import_closure
+from qinglan.runs.code_digest import code_imported_by, digests_of_modules, import_closure
 
 
 @pytest.fixture
@@ -53,6 +53,20 @@ def test_looking_up_a_module_imports_no_package(package: Path):
 def test_what_a_module_imports_counts_and_nothing_else(package: Path):
     (package / "unused.py").write_text("def other(x):\n    return x\n")
     assert digests("leaf.maker").keys() == {"leaf.maker", "leaf.tool"}
+
+
+def test_a_file_outside_of_the_package_depends_on_what_it_runs_with(tmp_path: Path):
+    recipe = tmp_path / "own.py"
+    recipe.write_text(
+        '"""Like qinglan.recipes.medical."""\n'
+        "from typing import TYPE_CHECKING\n\n"
+        "from qinglan.recipes.keywords import distinctive_words\n\n"
+        "if TYPE_CHECKING:\n    from qinglan.recipes.answer_judge import Verdict\n"
+    )
+    modules = code_imported_by(recipe).keys()
+    assert "qinglan.recipes.keywords" in modules
+    assert "qinglan.recipes.medical" not in modules
+    assert "qinglan.recipes.answer_judge" not in modules
 
 
 def test_imports_for_annotations_do_not_count(package: Path):

@@ -17,12 +17,13 @@ from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.measuring import Measured
 from qinglan.evaluation.models import Evaluation
-from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.reasons import Reason, reason
+from qinglan.evaluation.red_team import RAG_NO_ANSWER, RedTeamResult
 from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks import evaluate as evaluate_module
-from qinglan.tasks.evaluate import Asked
+from qinglan.tasks.evaluate import Asked, Graded
 
 RETRIEVED = Retrieved(ids=("g",), scores=(0.9,))
 ROW = Row(
@@ -50,6 +51,7 @@ class Evaluated:
         """Changes of a model's answers, by model."""
         self.outcome: Any = None
         self.answered = Asked({}, {}, {})
+        self.results: dict[str, list[RedTeamResult]] = {}
         """The answers of the teachers."""
 
     def run(
@@ -92,13 +94,14 @@ class Evaluated:
             answers = [{"id": id_, "text": id_, "start": id_, **numbers, **changes} for id_ in ids]
             write_jsonl(stage.directory / f"{name}.answers.jsonl", answers)
 
-    def complete(
+    def grade(
         self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any
     ) -> Any:
         self.arms = arms
         self.red_team = red_team
         self.cases = cases
-        return Measured(dict(arms), self.unjudged), {}, {"judge": {"cached": 1}}
+        measured = Measured(dict(arms), self.unjudged)
+        return Graded(measured, self.results, {"judge": {"cached": 1}})
 
     def ask_teachers(self, _stage: Any, rivals: Any, _rows: Any, _cases: Any) -> Asked:
         self.asked = [(rival.arm, rival.run.profile.teacher.model) for rival in rivals]
@@ -115,7 +118,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     def make(**options: Any) -> Evaluated:
         fake = Evaluated(tmp_path, **options)
         monkeypatch.setattr(evaluate_module, "run_engine", fake.engine)
-        monkeypatch.setattr(evaluate_module, "_complete", fake.complete)
+        monkeypatch.setattr(evaluate_module, "_grade", fake.grade)
         monkeypatch.setattr(evaluate_module, "_ask_teachers", fake.ask_teachers)
         monkeypatch.setattr(evaluate_module, "perform", fake.perform)
         monkeypatch.setattr(evaluate_module, "champion_of", lambda _: fake.champion)
@@ -259,6 +262,12 @@ def test_evaluations_of_other_models_on_the_test_split_are_counted(
     assert counts == [0, 1, 2, 1], "a model that is evaluated again is no new try"
 
 
+def unchecked(why: Reason) -> RedTeamResult:
+    return RedTeamResult(
+        case_id="c", name="c", kind="k", must_pass=True, passed=None, text=None, reason=why
+    )
+
+
 def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile_of: ProfileOf):
     on_cases = {"teacher": [ArmRow(row_id="redteam-emoji-mixed", reason="teacher_rate_limited")]}
     teachers = {name: {"base_url": URL, "model": "small"} for name in ("cheap", "other")}
@@ -268,13 +277,18 @@ def test_further_teachers_are_asked_and_paid_for_by_name(evaluated: Any, profile
         on_cases,
         {"judge": {"cached": 2}},
     )
+    failed_call = reason("call_failed", why="teacher_rate_limited")
+    fake.results = {
+        "teacher": [unchecked(failed_call), unchecked(failed_call)],
+        "rl": [unchecked(RAG_NO_ANSWER)],
+    }
     fake.run(profile_of(compare={"teachers": teachers}, evaluate={"teachers": ["cheap"]}), rl="a")
     assert fake.asked == [("teacher", "big"), ("cheap", "small")]
     assert list(fake.arms) == ["original", "teacher", "cheap", "rl"]
     assert set(fake.depends_on["teachers"]) == {"teacher", "cheap"}
     assert fake.depends_on["teachers_on_cases"] == ["teacher"]
     assert fake.outcome.details["api"] == {"judge": {"cached": 3}}
-    assert fake.outcome.try_again == 2
+    assert fake.outcome.try_again == 3
     failure = reason("call_failed", why="teacher_rate_limited")
     left_out = {"redteam-emoji-mixed": failure}
     assert fake.red_team["teacher"] == left_out, "a failed call leaves its case out"

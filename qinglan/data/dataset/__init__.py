@@ -3,7 +3,7 @@
 The first pass gives every row a split (`splits`), the last one writes all files, so that memory
 does not grow with the rows' answers. SFT learns only from rows that passed the selection; RL also
 takes prompts whose teacher's answer was too weak for SFT, where the recipe can use them
-(`Recipe.may_ask_in_rl`).
+(`Grader.may_ask_in_rl`).
 """
 
 from collections import Counter

@@ -120,7 +120,7 @@ def _clean_ledger(
         "the ledger: answers to wordings, contexts and prompts that no file here has"
     )
     with noting("ledger", forgotten.notes):
-        answers = drop_answers(profile, named_rows, traces.texts, dry_run=dry_run)
+        answers = drop_answers(profile, named_rows, traces.texts, forgotten.notes, dry_run=dry_run)
         forgotten.removed["ledger", "answers"] += answers
 
 

@@ -1,11 +1,10 @@
 """Places that may have something of the rows, and that `qinglan forget` does not reach."""
 
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from qinglan.config import EMBEDDED, Profile
-from qinglan.errors import QinglanError
+from qinglan.errors import QinglanError, first_line
 from qinglan.ops.forget.repair import changed_versions
 from qinglan.ops.prefect.server import PrefectServer
 
@@ -69,11 +68,14 @@ def _trained_weights(profile: Profile, changed: Collection[Path]) -> list[str]:
         # Loading MLflow takes seconds.
         from qinglan.registry import registry_of
 
-        # A registry that can't be read hides no other place.
-        with suppress(QinglanError):
-            for model in registry_of(profile).versions():
-                if model.dataset_version in versions:
-                    lines.append(f"weights: {model.name}/{model.version}")
+        try:
+            models = registry_of(profile).versions()
+        except QinglanError as error:
+            models = []
+            lines.append(f"weights: the registry can't be read: {first_line(error)}")
+        for model in models:
+            if model.dataset_version in versions:
+                lines.append(f"weights: {model.name}/{model.version}")
     # Files of a run lie in its stages' folders.
     for run in sorted({path.parents[1] for path in changed}):
         students = run / "sft"

@@ -74,7 +74,10 @@ def cells_of(record: Any, columns: Mapping[str, str]) -> dict[str, str]:
     for field, column in columns.items():
         if field not in _FIELDS_OF_ROWS:
             values[field] = record.get(column)
-    values.update(record.get("inputs") or {})
+    inputs = record.get("inputs")
+    # A user's own column may have this name.
+    if isinstance(inputs, dict):
+        values.update(inputs)
     cells = {field: value.strip() for field, value in values.items() if isinstance(value, str)}
     return cells if cells.get("query") else {}
 

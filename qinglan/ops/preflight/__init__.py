@@ -57,7 +57,7 @@ def require(
     """Raise the first problem, as a ConfigError.
 
     `warn` is told what in the training's schedule can't work as it is; without it the schedule is
-    not checked, which takes reading every question. `leave_out` names checks not to make.
+    not checked, as that takes reading every question. `leave_out` names checks not to make.
     """
     if not warn:
         leave_out = (*leave_out, _SCHEDULE)
@@ -83,10 +83,12 @@ def inspect_profile(
 
 
 def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterator[PlannedCheck]:
-    """The checks of a flow's profile and services; none depends on another one's result."""
+    """The checks of a flow's profile and services.
+
+    The recipe's is made at once, as it decides about all others; of these none depends on another.
+    """
     recipe_check = run_check("recipe", profile.recipe, partial(check_recipe, profile))
     yield PlannedCheck(PROFILE, recipe_check.name, recipe_check.detail, lambda: recipe_check)
-    # The recipe decides about all the other checks.
     if recipe_check.problem:
         return
     recipe = get_recipe(profile.recipe)

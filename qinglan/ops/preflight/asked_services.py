@@ -9,7 +9,7 @@ from qinglan.evaluation.gate import TEACHER
 from qinglan.recipes import get_recipe
 
 TEACHER_FLOWS = ("pipeline", "refresh", "compare")
-"""They start processes of the trainer's, if only to generate."""
+"""Flows that read the workbook and ask the teacher its questions."""
 
 
 def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:

@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -161,13 +161,20 @@ def _cut_to_step(path: Path, last_step: int) -> None:
     write_jsonl(path, [entry for entry in JsonlTail(path).new() if entry["step"] <= last_step])
 
 
-def read_stop(folder: Path) -> tuple[str, bool] | None:
-    """Why training ended before its last step, and whether it failed; None where it did not."""
+class Stop(NamedTuple):
+    """The end of a training before its last step."""
+
+    reason: str
+    failed: bool
+
+
+def read_stop(folder: Path) -> Stop | None:
+    """The training's early end; None where it had none."""
     path = folder / STOPPED_FILE
     if not path.exists():
         return None
     stopped = json.loads(path.read_text(encoding="utf-8"))
-    return stopped["reason"], stopped["failed"]
+    return Stop(stopped["reason"], stopped["failed"])
 
 
 def next_metrics_path(folder: Path) -> Path:

@@ -23,7 +23,7 @@ def write_sample(log: BinaryIO, entry: dict[str, Any], error: Exception | None =
         error: why the sample has no score.
     """
     if error is not None:
-        text = f"{error or type(error).__name__}"
+        text = str(error) or type(error).__name__
         entry["invalid"] = " ".join(text.split())[:_MAX_ERROR_CHARS]
     log.write((json.dumps(entry, ensure_ascii=False) + "\n").encode())
 

@@ -171,8 +171,12 @@ class Scorer:
         if service.judge_recipe:
             self._passage_judge = verdict_recipe(service.judge_recipe)
             self._grader = _judged_by(self._passage_judge, recipe)
-        if self._grader.asks_rag and (service.rag is None or service.judge is None):
-            raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
+        settings = {"rag": service.rag, "judge": service.judge}
+        missing = [role for role in self._grader.services if settings[role] is None]
+        if missing:
+            raise ConfigError(
+                f"recipe `{recipe.NAME}`: its reward service lacks {' and '.join(missing)}"
+            )
         with ExitStack() as opening:
             self._log = opening.enter_context(service.samples_log.open("ab", buffering=0))
             self._ledger = Ledger(ledger_url(service.ledger, service.state))

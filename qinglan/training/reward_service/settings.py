@@ -58,7 +58,7 @@ class RewardService(BaseModel, frozen=True):
     ) -> dict[str, float]:
         """The values that verl gets for a sample: the same keys whether it was scored or not.
 
-        A value that is not known is NaN.
+        A value that is not known is NaN, but for the score: it is 0 beside `invalid` = 1.
 
         Args:
             scores: `score` and the parts that are known; None for a sample without a score: a call

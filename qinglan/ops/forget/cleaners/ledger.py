@@ -6,9 +6,10 @@ from contextlib import suppress
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.errors import ConfigError, TeacherError
+from qinglan.errors import TeacherError
 from qinglan.ledger import LEDGER_FILE, Ledger
 from qinglan.ops.forget.finding import NamedRows
+from qinglan.ops.forget.notes import noting
 from qinglan.recipes import get_recipe
 from qinglan.recipes.requests import distill_requests, extract_requests, judge_requests
 from qinglan.rows import Row
@@ -26,24 +27,38 @@ def has_ledger(profile: Profile) -> bool:
 
 
 def drop_answers(
-    profile: Profile, named_rows: NamedRows, texts: Collection[str], *, dry_run: bool
+    profile: Profile,
+    named_rows: NamedRows,
+    texts: Collection[str],
+    notes: list[str],
+    *,
+    dry_run: bool,
 ) -> int:
     """Drop the answers about the rows, and those that quote one of the texts.
 
     Returns how many there are, which with `dry_run` stay.
+
+    Args:
+        notes: gets a line for each run of which it can't be told what it asked.
     """
     requests = set(named_rows.requests)
     with site_ledger(profile) as ledger:
         for asking_profile in _asking_profiles(profile):
-            # A profile that names no answerer has asked none.
-            with suppress(ConfigError):
-                requests |= _requests_about(
-                    named_rows.rows, named_rows.answers, asking_profile, ledger
-                )
+            with noting(f"ledger: what a run of {asking_profile.name} asked", notes):
+                if _can_ask(asking_profile):
+                    requests |= _requests_about(
+                        named_rows.rows, named_rows.answers, asking_profile, ledger
+                    )
         quoted_forms = set[str]().union(*map(forms_of, texts))
         requests |= ledger.requests_quoting(quoted_forms)
         answers = ledger.get_many(requests) if dry_run else ledger.drop_all(requests)
         return len(answers)
+
+
+def _can_ask(profile: Profile) -> bool:
+    """Tell whether the profile names all models that its recipe asks."""
+    asks_answerer = "answerer" in get_recipe(profile.recipe).DISTILL_ROLES
+    return not asks_answerer or profile.answerer is not None
 
 
 def _requests_about(

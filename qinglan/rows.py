@@ -251,7 +251,7 @@ class Row(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     @property
     def was_question(self) -> bool:
-        """Whether reading took the row for a question, whatever became of it later."""
+        """Tell whether reading took the row for a question, whatever became of it later."""
         return self.reason not in INPUT_REASONS
 
     @property
